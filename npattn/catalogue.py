@@ -1,0 +1,105 @@
+"""The catalogue: one row a mechanism.  Tests, the command line, README's table and the index of derivations all iterate over it."""
+import importlib
+from dataclasses import dataclass
+from types import MappingProxyType as frozen
+from typing import Any, Callable, Mapping
+
+import numpy as np
+
+from .core.states import Cache, Normalized, leaves, rebuild
+
+
+def normal(rng, shape):
+    return rng.standard_normal(shape)
+
+
+def positive(rng, shape):
+    return rng.uniform(0.1, 1.0, shape)                  # what a feature map gives
+
+
+def unit(rng, shape):
+    x = rng.standard_normal(shape)
+    return x / np.sqrt((x * x).sum(-1, keepdims=True))
+
+
+def log_decay(rng, shape):
+    return -np.logaddexp(0, rng.standard_normal(shape) - 1)
+
+
+def strength(rng, shape):
+    return 1 / (1 + np.exp(-1.5 * rng.standard_normal(shape)))
+
+
+MAKERS = dict(q=normal, k=normal, v=normal, g=log_decay, beta=strength, state=normal)
+
+
+@dataclass(frozen=True)
+class Mechanism:
+    name: str                                            # also the file's name: npattn/FAMILY/NAME.py
+    family: str
+    title: str                                           # one line
+    paper: str                                           # authors, year, arXiv
+    makers: Mapping[str, Callable] = frozen({})          # realistic random values, where they differ from MAKERS
+    options: Mapping[str, Any] = frozen({})              # required keywords that are no arrays
+    variants: tuple = ()                                 # further settings that the laws run with
+    exact: bool = True                                   # rational in its inputs: forms and gradients are equal as fractions
+    analytic: bool = True                                # the complex step applies
+    causal: bool = True
+    inert: tuple = ()                                    # arguments that may change nothing
+    reductions: Mapping[str, Callable] = frozen({})      # special mechanism: its arguments -> the arguments here that give the same
+    page: str = ""                                       # derivations/PAGE.md
+
+    @property
+    def module(self):
+        return importlib.import_module(f"npattn.{self.family}.{self.name}")
+
+    @property
+    def axes(self):
+        return self.module.AXES
+
+    @property
+    def recurrent(self):
+        """A state of fixed size, rather than a cache that grows."""
+        return not isinstance(self.axes["state"], Cache)
+
+    def arguments(self, rng, T, lead=(), K=4, V=3, n=2, dtype=np.float64, state=True):
+        """Random arguments by name: T tokens, leading axes `lead`, and a state (of n earlier tokens where it is a cache) unless `state` is false."""
+        sizes = dict(T=T, N=T, K=K, V=V, n=n)
+
+        def make(name, kind):
+            maker = self.makers.get(name) or MAKERS[name]
+            return maker(rng, lead + tuple(sizes[x] for x in kind.split())).astype(dtype)
+
+        x = {name: rebuild(kind, [make(name, part) for part in leaves(kind)]) for name, kind in self.axes.items()}
+        return x if state else dict(x, state=None)
+
+
+def no_gate(like, log):
+    """Log gates of decay 1, shaped like `like`; `log` is np.log, or the exact logarithm for fractions."""
+    return log(np.ones_like(like))
+
+
+CATALOGUE = {row.name: row for row in (
+    Mechanism("linear_attention", "linear", "accumulates k v^T and forgets nothing", "Katharopoulos et al., 2020, arXiv 2006.16236"),
+    Mechanism("normalized_linear_attention", "linear", "linear attention divided by its row sums", "Katharopoulos et al., 2020, arXiv 2006.16236",
+              makers=frozen(dict(q=positive, k=positive, state=positive))),
+    Mechanism("simple_gla", "linear", "linear attention with one decay per token", "Yang et al., 2023, arXiv 2312.06635",
+              reductions=frozen(dict(linear_attention=lambda x, log: dict(x, g=no_gate(x["q"][..., 0], log))))),
+    Mechanism("gla", "linear", "linear attention with one decay per token and key channel", "Yang et al., 2023, arXiv 2312.06635",
+              reductions=frozen(dict(simple_gla=lambda x, log: dict(x, g=np.repeat(x["g"][..., None], x["k"].shape[-1], -1))))),
+    Mechanism("delta_rule", "delta", "predicts, and writes what it got wrong", "Schlag et al., 2021, arXiv 2102.11174; Yang et al., 2024, arXiv 2406.06484",
+              makers=frozen(dict(k=unit))),
+    Mechanism("gated_delta_rule", "delta", "the delta rule on a memory that fades", "Yang, Kautz and Hatamizadeh, 2024, arXiv 2412.06464",
+              makers=frozen(dict(k=unit)),
+              reductions=frozen(dict(delta_rule=lambda x, log: dict(x, g=no_gate(x["beta"], log))))),
+    Mechanism("gated_delta_rule_predict_first", "delta", "predicts before the decay: the textbook order", "Yang, Kautz and Hatamizadeh, 2024, arXiv 2412.06464",
+              makers=frozen(dict(k=unit)),
+              reductions=frozen(dict(delta_rule=lambda x, log: dict(x, g=no_gate(x["beta"], log))))),
+    Mechanism("kda", "delta", "the delta rule with one decay per key channel", "Kimi Team, 2025, arXiv 2510.26692",
+              makers=frozen(dict(k=unit)),
+              reductions=frozen(dict(gated_delta_rule=lambda x, log: dict(x, g=np.repeat(x["g"][..., None], x["k"].shape[-1], -1))))),
+    Mechanism("softmax_attention", "softmax", "every token weighs all earlier ones", "Vaswani et al., 2017, arXiv 1706.03762; Dao, 2023, arXiv 2307.08691",
+              variants=(dict(window=3), dict(causal=False)), exact=False, analytic=True),
+    Mechanism("block_topk_attention", "sparse", "softmax over the blocks whose mean key scores highest", "Lu et al., 2025, arXiv 2502.13189",
+              options=frozen(dict(block_size=3, topk=2, causal=True)), variants=(dict(causal=False),), exact=False, analytic=False),
+)}

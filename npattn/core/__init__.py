@@ -1,0 +1,1 @@
+"""What the mechanisms stand on."""

@@ -1,0 +1,171 @@
+"""What every form does first: check its arguments, scale q, make the state; and what every vjp does last.
+
+A mechanism's file says once which axes its arguments end in, `AXES = dict(q="T K", k="T K", v="T V", g="T", state="K V")`; the axes in front
+broadcast.  Arguments whose name is g, or begins with g_, are logarithms of decays and must not be positive.
+"""
+from fractions import Fraction
+from math import isqrt
+
+import numpy
+
+from .arrays import array_module, sum_to
+from .states import leaves, map_state, rebuild
+
+
+def start(axes, q, k, v, *, scale, state, **others):
+    """Check, then return (array module, scale times q, the state as arrays of the broadcast shape).
+
+    Raises TypeError for what is no array of floats, complex numbers or objects; ValueError for shapes that do not fit, for a log gate that is
+    positive or NaN, and for `scale` where the default is no exact number.
+    """
+    given = dict(q=q, k=k, v=v, **others)
+    sizes = check(axes, dict(given, state=state))
+    state, _ = first_state(axes, given, state, sizes)
+    return array_module(q, k, v), q * scale_of(scale, q), state
+
+
+def start_vjp(axes, do, q, k, v, *, scale, state, dfinal_state, **others):
+    """Check, then return (array module, scaled q, state, do, dfinal_state as arrays, new, back).
+
+    new()            a list of zeros to write gradients into, one for each argument but the state, in the order of `axes`
+    back(q=…, …)     the gradients, dq times scale, each summed back to its argument's shape and type
+    """
+    given = dict(q=q, k=k, v=v, **others)
+    sizes = check(axes, dict(given, do=do, state=state, dfinal_state=dfinal_state))
+    first, dtype = first_state(axes, given, state, sizes)
+    xp, lead = array_module(q, k, v), broadcast("o", given, axes, dict(state=first))
+    check_fits("do", do.shape, lead + tuple(sizes[x] for x in axes.get("o", "T V").split()))
+    if dfinal_state is None:
+        dfinal_state = map_state(xp.zeros_like, first)
+    for name, x, y in zip(leaf_names("dfinal_state", axes["state"]), leaves(dfinal_state), leaves(first)):
+        check_fits(name, x.shape, y.shape)
+
+    def new():
+        return [xp.zeros(lead + tuple(sizes[x] for x in axes[name].split()), numpy.result_type(dtype, do.dtype))
+                for name in axes if name != "state"]
+
+    def back(**gradients):
+        gradients["q"] = gradients["q"] * scale_of(scale, q)
+        ends = dict(given, state=first if state is None else state)
+        return {name: map_state(fit, gradients[name], ends[name]) for name in ends}
+
+    return xp, q * scale_of(scale, q), first, do, dfinal_state, new, back
+
+
+def fit(gradient, argument):
+    """`gradient` in the shape and type of `argument`; a complex gradient of a real argument stays complex."""
+    x = sum_to(gradient, argument.shape)
+    return x.astype(argument.dtype) if x.dtype != argument.dtype and x.dtype.kind == argument.dtype.kind else x
+
+
+def scale_of(scale, q):
+    """`scale` as a plain number, which never widens an array; None is K ** -0.5, for object arrays an exact fraction."""
+    if scale is not None:
+        if isinstance(scale, (bool, numpy.bool_, str)) or getattr(scale, "shape", ()) != ():
+            raise TypeError(f"scale must be one number or None, not {scale!r}")
+        return scale.item() if hasattr(scale, "item") else scale
+    K = q.shape[-1]
+    if q.dtype != object:
+        return max(K, 1) ** -0.5
+    if isqrt(K) ** 2 != K or K == 0:
+        raise ValueError(f"scale: K ** -0.5 is no fraction for K = {K}; pass scale, q {q.shape}")
+    return Fraction(1, isqrt(K))
+
+
+def first_state(axes, given, state, sizes):
+    """(`state`, zeros if None, broadcast over the leading axes of all arguments but q, in the common type; that type)."""
+    xp, kinds = array_module(*given.values()), axes["state"]
+    dtype = numpy.result_type(*(x.dtype for x in (*given.values(), *leaves(state)) if x is not None))
+    lead = broadcast("state", {n: x for n, x in given.items() if n != "q"}, axes, dict(state=state))
+
+    def make(x, kind):
+        shape = lead + tuple(sizes[letter] for letter in kind.split())
+        if x is None:
+            return xp.zeros(shape, dtype)
+        x = x if x.dtype == dtype else x + xp.zeros((), dtype)
+        return x if x.shape == shape else xp.broadcast_to(x, shape)
+
+    return rebuild(kinds, map(make, leaves(state) or [None] * len(leaves(kinds)), leaves(kinds))), dtype
+
+
+# --- checks ------------------------------------------------------------------------------------------------------
+
+def check(axes, arguments):
+    """The size of every letter in `axes`, after checking the type, shape and gates of all arguments (those that are None are left out)."""
+    axes = dict(axes, do=axes.get("o", "T V"), dfinal_state=axes["state"])
+    arrays, ends = {}, {}
+    for name, x in arguments.items():
+        if x is None and name not in ("state", "dfinal_state"):
+            raise TypeError(f"{name} is missing: an array (..., {axes[name].replace(' ', ', ')}) is needed")
+        if x is not None:
+            parts, kinds = leaves(x), leaves(axes[name])
+            if type(x) is not type(axes[name]) and (isinstance(x, tuple) or isinstance(axes[name], tuple)):
+                raise TypeError(f"{name} must be {expected(axes[name])}, not {type(x).__name__}")
+            arrays.update(zip(leaf_names(name, axes[name]), parts))
+            ends.update(zip(leaf_names(name, axes[name]), kinds))
+    for name, x in arrays.items():
+        check_array(name, x)
+    if len({array_module(x) for x in arrays.values()}) > 1:
+        raise TypeError("arrays of NumPy and of CuPy cannot be mixed: " + ", ".join(f"{n} {type(x).__module__}" for n, x in arrays.items()))
+
+    sizes, seen = {}, {}
+    for name, x in arrays.items():
+        letters = ends[name].split()
+        if x.ndim < len(letters):
+            raise ValueError(f"{name} must end in ({', '.join(letters)}), so have at least {len(letters)} axes: {shapes(arrays)}")
+        for letter, n in zip(letters, x.shape[x.ndim - len(letters):]):
+            if sizes.setdefault(letter, n) != n:
+                raise ValueError(f"{letter} is {sizes[letter]} in {seen[letter]} and {n} in {name}: {shapes(arrays)}")
+            seen.setdefault(letter, name)
+    try:
+        numpy.broadcast_shapes(*(x.shape[:x.ndim - len(ends[n].split())] for n, x in arrays.items()))
+    except ValueError:
+        raise ValueError(f"the leading axes do not broadcast: {shapes(arrays)}") from None
+    for name, x in arrays.items():
+        if name == "g" or name.startswith("g_"):
+            check_log_gate(name, x)
+    return sizes
+
+
+def check_array(name, x):
+    kind = getattr(getattr(x, "dtype", None), "kind", None)
+    if kind is None or not hasattr(x, "ndim"):
+        raise TypeError(f"{name} must be a NumPy or CuPy array, not {type(x).__name__}")
+    if kind not in "fcO":
+        raise TypeError(f"{name} must hold floats, complex numbers or objects such as fractions, not {x.dtype}")
+
+
+def check_log_gate(name, g):
+    """ValueError if a gate is positive or NaN.  Arrays on a device are not looked at: that would wait for it."""
+    if array_module(g) is not numpy:
+        return
+    g = g.real if g.dtype.kind == "c" else g
+    if not (g <= 0).all():
+        raise ValueError(f"{name} is the natural log of a decay, at most 0 and never NaN: {name} {g.shape} has "
+                         f"{'a positive value' if (g > 0).any() else 'NaN'}")
+
+
+def check_fits(name, shape, whole):
+    """ValueError unless `shape` is `whole` or broadcasts to it."""
+    if len(shape) > len(whole) or any(a not in (1, b) for a, b in zip(shape[::-1], whole[::-1])):
+        raise ValueError(f"{name} {shape} does not fit {whole}")
+
+
+def broadcast(name, arrays, axes, more):
+    """The common leading shape of `arrays` and of the leaves of the states in `more`."""
+    leads = [x.shape[:x.ndim - len(axes[n].split())] for n, x in arrays.items() if x is not None]
+    for n, state in more.items():
+        leads += [x.shape[:x.ndim - len(kind.split())] for x, kind in zip(leaves(state), leaves(axes[n]))]
+    return numpy.broadcast_shapes(*leads)
+
+
+def leaf_names(name, kind):
+    return [f"{name}.{field}" for field in kind._fields] if isinstance(kind, tuple) else [name]
+
+
+def expected(kind):
+    return f"a {type(kind).__name__}" if isinstance(kind, tuple) else "an array"
+
+
+def shapes(arrays):
+    return ", ".join(f"{name} {tuple(x.shape)}" for name, x in arrays.items())

@@ -1,0 +1,99 @@
+"""The matrix form block by block, the state carried: one lift for every recurrent mechanism.
+
+Blocks of 32 to 128 tokens stay in cache, so the readable form is the fast form; time is linear in T, and the memory beyond the output does not
+grow with it.
+"""
+import functools
+import inspect
+
+import numpy
+
+from .arguments import check
+from .arrays import array_module
+
+
+def chunk(matrix):
+    """`matrix` on blocks of `chunk_size` tokens: the same arguments, the same results, for every block size."""
+    axes = matrix.__globals__["AXES"]
+
+    def chunk(q, k, v, *, chunk_size=64, state=None, **others):
+        """All tokens, block by block: `matrix` on `chunk_size` tokens at a time, the state carried from block to block."""
+        tokens, options = split(axes, dict(q=q, k=k, v=v, **others))
+        T, whole = count_tokens(axes, dict(tokens, state=state), chunk_size), None
+        for b in blocks(T, chunk_size):
+            o, state = matrix(**cut(tokens, axes, b), **options, state=state)
+            if whole is None:
+                if T <= chunk_size:
+                    return o, state
+                whole = array_module(o).empty(o.shape[:-2] + (T,) + o.shape[-1:], o.dtype)
+            whole[..., b, :] = o
+        return whole, state
+
+    return lifted(chunk, matrix)
+
+
+def chunk_vjp(matrix, matrix_vjp):
+    """`matrix_vjp` on blocks, last to first: states are kept at block boundaries only, the rest is recomputed inside."""
+    axes = matrix.__globals__["AXES"]
+
+    def chunk_vjp(do, q, k, v, *, chunk_size=64, state=None, dfinal_state=None, **others):
+        """The gradients, block by block: one state kept for every `chunk_size` tokens, everything else recomputed inside its block."""
+        tokens, options = split(axes, dict(q=q, k=k, v=v, **others))
+        T = count_tokens(axes, dict(tokens, do=do, state=state, dfinal_state=dfinal_state), chunk_size)
+        steps, states = list(blocks(T, chunk_size)), [state]
+        for b in steps[:-1]:
+            states.append(matrix(**cut(tokens, axes, b), **options, state=states[-1])[1])
+        whole = {}
+        for b in reversed(steps):
+            d = matrix_vjp(do[..., b, :], **cut(tokens, axes, b), **options, state=states.pop(), dfinal_state=dfinal_state)
+            dfinal_state = d.pop("state")
+            if T <= chunk_size:
+                return dict(d, state=dfinal_state)
+            for name, x in d.items():
+                if name not in whole:
+                    whole[name] = array_module(x).empty(tokens[name].shape, x.dtype)
+                whole[name][at(axes[name], b)] = x
+        return dict(whole, state=dfinal_state)
+
+    return lifted(chunk_vjp, matrix_vjp)
+
+
+def blocks(T, size):
+    """The slices of 0 … T, `size` tokens each, the last perhaps shorter; one empty slice if there is no token.
+
+    >>> list(blocks(5, 2)), list(blocks(0, 2))
+    ([slice(0, 2, None), slice(2, 4, None), slice(4, 5, None)], [slice(0, 0, None)])
+    """
+    return (slice(s, min(s + size, T)) for s in range(0, max(T, 1), size))
+
+
+def at(kind, b):
+    """The index that takes tokens `b` of an argument whose last axes are `kind`, such as "T K"."""
+    letters = kind.split()
+    return (..., b) + (slice(None),) * (len(letters) - 1 - letters.index("T"))
+
+
+def split(axes, arguments):
+    """(arrays with a token axis, options such as scale)."""
+    tokens = {name: x for name, x in arguments.items() if name in axes}
+    return tokens, {name: x for name, x in arguments.items() if name not in axes}
+
+
+def cut(tokens, axes, b):
+    """Tokens `b` of every array."""
+    return {name: x[at(axes[name], b)] for name, x in tokens.items()}
+
+
+def count_tokens(axes, arguments, chunk_size):
+    if isinstance(chunk_size, bool) or not isinstance(chunk_size, (int, numpy.integer)) or chunk_size < 1:
+        raise ValueError(f"chunk_size must be an integer of at least 1, not {chunk_size!r}")
+    return check(axes, arguments)["T"]
+
+
+def lifted(form, of):
+    """Give `form` the signature of `of` plus chunk_size, and its place in that module."""
+    functools.update_wrapper(form, of, assigned=("__module__",))
+    parameters = inspect.signature(of).parameters
+    form.__qualname__ = form.__name__
+    form.__signature__ = inspect.Signature([*parameters.values(), inspect.Parameter("chunk_size", inspect.Parameter.KEYWORD_ONLY, default=64)])
+    return form

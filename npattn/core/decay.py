@@ -1,0 +1,61 @@
+"""Products of scalar decay factors over stretches of tokens, and the gradient of every gate.
+
+Products of factors, never differences of cumulative sums: exact for e^g = 0 and for fractions, and nothing overflows.
+Per-channel gates: see channel_decay.
+"""
+from .arrays import array_module
+
+
+def decay(g):
+    """The four products that a matrix form needs, for log gates g (..., T).
+
+        D[i, j] = e^(g[j+1] + ... + g[i]) for j <= i, else 0        token j to token i        (..., T, T)
+        a[i]    = e^(g[0] + ... + g[i])                             first state to token i    (..., T, 1)
+        z[j]    = e^(g[j+1] + ... + g[T-1])                         token j to last state     (..., T, 1)
+        A       = e^(g[0] + ... + g[T-1])                           first state to last       (..., 1, 1)
+
+    >>> import numpy as np
+    >>> print(decay(np.log([1, .5, 1, .5]))[0])
+    [[1.   0.   0.   0.  ]
+     [0.5  1.   0.   0.  ]
+     [0.5  1.   1.   0.  ]
+     [0.25 0.5  0.5  1.  ]]
+    """
+    xp, T = array_module(g), g.shape[-1]
+    f = xp.exp(g)                                                            # T
+    f_or_1 = xp.where(xp.tri(T, k=-1, dtype=bool), f[..., :, None], xp.ones((), f.dtype))
+    D = xp.tril(xp.cumprod(f_or_1, axis=-2))                                 # T T
+    z = D[..., -1:, :].mT.reshape(g.shape + (1,))                            # T 1   (the shape matters when T = 0)
+    return D, xp.cumprod(f, axis=-1)[..., None], z, f.prod(-1, keepdims=True)[..., None]
+
+
+def crossing(W, first, last, through):
+    """dg (..., T): what flows along every path that crosses a gate.
+
+        dg[t] = sum of W[i, j] over i >= t > j          token j to token i         W (..., T, T)
+              + sum of first[i] over i >= t             first state to token i     (..., T)
+              + sum of last[j] over j < t               token j to last state      (..., T)
+              + through                                 first state to last        (..., 1)
+
+    Sums of the paths themselves, not differences of larger sums: exactly 0 at a reset, where every crossing path carries a factor 0.
+    """
+    xp = array_module(W)
+    W = after(after(xp.tril(W, -1), -2), -1, strictly=True, reverse=True)    # T T   [t, t]: rows from t on, columns before t
+    return xp.diagonal(W, axis1=-2, axis2=-1) + after(first, -1) + after(last, -1, strictly=True, reverse=True) + through
+
+
+def after(x, axis, strictly=False, reverse=False):
+    """y[t] = x[t] + x[t+1] + ...; `strictly` leaves x[t] out, `reverse` sums what is before t instead of after."""
+    xp = array_module(x)
+    if not reverse:
+        x = xp.flip(x, axis)
+    if strictly:                                         # shifted by one: y - x would not be exact
+        x = xp.concatenate([xp.zeros_like(xp.take(x, range(min(1, x.shape[axis])), axis)), xp.take(x, range(x.shape[axis] - 1), axis)], axis)
+    y = xp.cumsum(x, axis)
+    return y if reverse else xp.flip(y, axis)
+
+
+def decay_vjp(dD, da, dz, dA, g):
+    """dg from the gradients of the four products."""
+    D, a, z, A = decay(g)
+    return crossing(dD * D, (da * a)[..., 0], (dz * z)[..., 0], (dA * A)[..., 0])

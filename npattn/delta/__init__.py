@@ -1,0 +1,1 @@
+"""Memories that predict, and write what they got wrong."""

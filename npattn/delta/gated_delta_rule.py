@@ -1,0 +1,104 @@
+"""Gated delta rule: a memory that fades, predicts, and writes what it got wrong.
+
+    F[t] = e^g[t] S[t-1]                         decay
+    e[t] = v[t] - F[t]^T k[t]                    predict from the decayed state; the error
+    S[t] = F[t] + k[t] (beta[t] e[t])^T          write
+    o[t] = scale S[t]^T q[t]                     read
+
+Yang, Kautz and Hatamizadeh, 2024, arXiv 2412.06464: Gated DeltaNet, the mixer of Qwen3-Next and Qwen3.5.
+g = 0 is the delta rule; beta = 0 only fades; equal gates in every channel make KDA the same.
+
+q, k (..., T, K), v (..., T, V); g (..., T) natural log of the decay, at most 0; beta (..., T) write strength, used as given; state (..., K, V).
+"""
+from ..core import blocks
+from ..core.arguments import start, start_vjp
+from ..core.decay import crossing, decay
+from ..core.triangular import inverse
+
+AXES = dict(q="T K", k="T K", v="T V", g="T", beta="T", state="K V")
+
+
+def loop(q, k, v, *, g, beta, scale=None, state=None):
+    """The definition, token by token."""
+    xp, q, S = start(AXES, q, k, v, g=g, beta=beta, scale=scale, state=state)
+    o, a, b = [q[..., :0, :] @ S], xp.exp(g)[..., None, None], beta[..., None, None]
+    for t in range(q.shape[-2]):
+        F = a[..., t, :, :] * S                                              # K V
+        e = v[..., t, None, :] - k[..., t, None, :] @ F                      # 1 V
+        S = F + k[..., t, :, None] * (b[..., t, :, :] * e)                   # K V
+        o.append(q[..., t, None, :] @ S)                                     # 1 V
+    return xp.concatenate(o, axis=-2), S                                     # T V, K V
+
+
+def matrix(q, k, v, *, g, beta, scale=None, state=None):
+    """All tokens at once: the errors solve (I + L) d = beta (v - a k S), L = beta k k^T D below the diagonal, and d = beta e."""
+    xp, q, S = start(AXES, q, k, v, g=g, beta=beta, scale=scale, state=state)
+    D, a, z, A = decay(g)                                                    # T T, T 1, T 1, 1 1
+    b = beta[..., None]                                                      # T 1
+    X = inverse(b * xp.tril(k @ k.mT * D, -1))                               # T T
+    d = X @ (b * (v - a * (k @ S)))                                          # T V
+    o = a * (q @ S) + (q @ k.mT * D) @ d                                     # T V
+    return o, A * S + (z * k).mT @ d                                         # T V, K V
+
+
+def loop_vjp(do, q, k, v, *, g, beta, scale=None, state=None, dfinal_state=None):
+    """Gradients of sum(o do) + sum(final dfinal_state): the adjoint recurrence, last token first.
+
+        dS[t]   = dS[t] + q[t] do[t]^T           from the read;   dq[t] = S[t] do[t]
+        r[t]    = beta[t] dS[t]^T k[t]           adjoint of the error e;   dv[t] = r[t],   dbeta[t] = e . dS[t]^T k
+        dF[t]   = dS[t] - k[t] r[t]^T            from the write and the prediction;   dk[t] = dS (beta e) - F r
+        dS[t-1] = e^g[t] dF[t]                   from the decay;   dg[t] = sum(dF F)
+    """
+    xp, q, S, do, dS, new, back = start_vjp(AXES, do, q, k, v, g=g, beta=beta, scale=scale, state=state, dfinal_state=dfinal_state)
+    a, b, kept = xp.exp(g)[..., None, None], beta[..., None, None], []
+    for t in range(q.shape[-2]):
+        F = a[..., t, :, :] * S                                              # K V
+        e = v[..., t, None, :] - k[..., t, None, :] @ F                      # 1 V
+        S = F + k[..., t, :, None] * (b[..., t, :, :] * e)                   # K V
+        kept.append((F, e, S))
+    dq, dk, dv, dg, dbeta = new()
+    for t in reversed(range(q.shape[-2])):
+        F, e, S = kept.pop()
+        bt, kt, dot = b[..., t, :, :], k[..., t, None, :], do[..., t, None, :]
+        dS = dS + q[..., t, :, None] * dot                                   # K V
+        kdS = kt @ dS                                                        # 1 V
+        r = bt * kdS                                                         # 1 V
+        dF = dS - kt.mT * r                                                  # K V
+        dq[..., t, :] = (dot @ S.mT)[..., 0, :]
+        dk[..., t, :] = (bt * e @ dS.mT - r @ F.mT)[..., 0, :]
+        dv[..., t, :] = r[..., 0, :]
+        dbeta[..., t] = (e * kdS).sum((-1, -2))
+        dg[..., t] = (dF * F).sum((-1, -2))
+        dS = a[..., t, :, :] * dF                                            # K V
+    return back(q=dq, k=dk, v=dv, g=dg, beta=dbeta, state=dS)
+
+
+def matrix_vjp(do, q, k, v, *, g, beta, scale=None, state=None, dfinal_state=None):
+    """The same gradients, all tokens at once: the lines of `matrix` backwards, the triangular system by its transpose."""
+    xp, q, S, do, dS, _, back = start_vjp(AXES, do, q, k, v, g=g, beta=beta, scale=scale, state=state, dfinal_state=dfinal_state)
+    D, a, z, A = decay(g)
+    b = beta[..., None]                                                      # T 1
+    P, M = q @ k.mT * D, xp.tril(k @ k.mT * D, -1)                           # T T
+    X = inverse(b * M)                                                       # T T
+    e = v - a * (k @ S)                                                      # T V   the error left by the first state alone
+    d = X @ (b * e)                                                          # T V
+
+    r = X.mT @ (P.mT @ do + z * (k @ dS))                                    # T V   adjoint of the right-hand side b e
+    dP, dL = do @ d.mT, -(r @ d.mT)                                          # T T
+    dqk, dkk = dP * D, xp.tril(b * dL * D, -1)                               # T T   adjoints of q k^T and k k^T
+    ado, abr, dkS = a * do, a * b * r, z * (d @ dS.mT)                       # T V, T V, T K   through the two states
+
+    dq = dqk @ k + ado @ S.mT
+    dk = dqk.mT @ q + (dkk + dkk.mT) @ k - abr @ S.mT + dkS
+    dv = b * r
+    dbeta = (r * e).sum(-1) + (dL * M).sum(-1)
+    dstate = q.mT @ ado - k.mT @ abr + A * dS
+    dg = crossing(dP * P + b * dL * M,                                       # token to token
+                  (ado * (q @ S)).sum(-1) - (abr * (k @ S)).sum(-1),         # first state to token
+                  (k * dkS).sum(-1),                                         # token to last state
+                  (A * S * dS).sum((-1, -2))[..., None])                     # first state to last state
+    return back(q=dq, k=dk, v=dv, g=dg, beta=dbeta, state=dstate)
+
+
+chunk = blocks.chunk(matrix)
+chunk_vjp = blocks.chunk_vjp(matrix, matrix_vjp)

@@ -1,0 +1,1 @@
+"""Attention over what was selected."""
