@@ -1,8 +1,8 @@
 """Softmax, gates and norms, and by hand the gradient of each: NAME_vjp(dy, …) is the gradient of sum(NAME(…) dy).
 
-Every function keeps the type of its argument.  All are analytic: what is only there to keep numbers in range (a maximum, a sign) is taken from the
-real part and cancels, so that complex arguments, and with them the complex step, work.  -inf is a value like any other; a +inf or NaN that leaves
-no limit gives NaN.  Neither makes NumPy warn.
+Every function keeps the type of its argument.  All are analytic: what is only there to keep numbers in range cancels, and maxima go by the real
+part (NumPy orders complex numbers by it), so that complex arguments, and with them the complex step, work.  -inf is a value like any other; a +inf
+or NaN that leaves no limit gives NaN.  Neither makes NumPy warn.
 """
 from .arguments import fit
 from .arrays import array_module
@@ -73,15 +73,14 @@ def finite(m):
 # --- gates -------------------------------------------------------------------------------------------------------
 
 def sigmoid(x):
-    """y = 1 / (1 + e^-x) = e^x / (1 + e^x): the one whose exponent is not positive.
+    """y = 1 / (1 + e^-x) = e^min(x, 0) / (1 + e^-|x|): no exponent is positive.
 
     >>> import numpy as np
     >>> print(sigmoid(np.array([-np.inf, -np.log(3), 0, np.log(3), 1000])))
     [0.   0.25 0.5  0.75 1.  ]
     """
     xp = array_module(x)
-    e = xp.exp(xp.where(x.real > 0, -x, x))
-    return xp.where(x.real > 0, 1, e) / (1 + e)
+    return xp.exp(xp.minimum(x, 0)) / (1 + xp.exp(xp.minimum(x, -x)))
 
 
 def sigmoid_vjp(dy, x):
@@ -130,8 +129,8 @@ def softplus(x):
     [0.00000000e+00 0.00000000e+00 6.93147181e-01 1.00000000e+03]
     """
     xp = array_module(x)
-    e = xp.exp(xp.where(x.real > 0, -x, x))
-    return xp.where(x.real > 0, x, 0) + 2 * xp.arctanh(e / (2 + e))
+    e = xp.exp(xp.minimum(x, -x))
+    return xp.maximum(0, x) + 2 * xp.arctanh(e / (2 + e))
 
 
 def softplus_vjp(dy, x):
