@@ -1,6 +1,6 @@
 """The catalogue: one row a mechanism.  Tests, the command line, README's table and the index of derivations all iterate over it."""
 import importlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType as frozen
 from typing import Any, Callable, Mapping
 
@@ -39,14 +39,14 @@ class Mechanism:
     family: str
     title: str                                           # one line
     paper: str                                           # authors, year, arXiv
-    makers: Mapping[str, Callable] = frozen({})          # realistic random values, where they differ from MAKERS
-    options: Mapping[str, Any] = frozen({})              # required keywords that are no arrays
+    makers: Mapping[str, Callable] = field(default_factory=dict)          # realistic random values, where they differ from MAKERS
+    options: Mapping[str, Any] = field(default_factory=dict)              # required keywords that are no arrays
     variants: tuple = ()                                 # further settings that the laws run with
     exact: bool = True                                   # rational in its inputs: forms and gradients are equal as fractions
     analytic: bool = True                                # the complex step applies
     causal: bool = True
     inert: tuple = ()                                    # arguments that may change nothing
-    reductions: Mapping[str, Callable] = frozen({})      # special mechanism: its arguments -> the arguments here that give the same
+    reductions: Mapping[str, Callable] = field(default_factory=dict)      # special mechanism: its arguments -> the arguments here that give the same
     page: str = ""                                       # derivations/PAGE.md
 
     @property
