@@ -21,12 +21,26 @@ def decay(g):
      [0.5  1.   1.   0.  ]
      [0.25 0.5  0.5  1.  ]]
     """
-    xp, T = array_module(g), g.shape[-1]
-    f = xp.exp(g)                                                            # T
-    f_or_1 = xp.where(xp.tri(T, k=-1, dtype=bool), f[..., :, None], xp.ones((), f.dtype))
-    D = xp.tril(xp.cumprod(f_or_1, axis=-2))                                 # T T
-    z = D[..., -1:, :].mT.reshape(g.shape + (1,))                            # T 1   (the shape matters when T = 0)
-    return D, xp.cumprod(f, axis=-1)[..., None], z, f.prod(-1, keepdims=True)[..., None]
+    return products(array_module(g).exp(g))
+
+
+def products(f):
+    """`decay` from the factors f = e^g themselves, by halves: a path from the first half to the second is z of the one times a of the other."""
+    xp, T = array_module(f), f.shape[-1]
+    if T <= 8:
+        f_or_1 = xp.where(xp.tri(T, k=-1, dtype=bool), f[..., :, None], xp.ones((), f.dtype))
+        D = xp.tril(xp.cumprod(f_or_1, axis=-2))                             # T T
+        z = D[..., -1:, :].mT.reshape(f.shape + (1,))                        # T 1   (the shape matters when T = 0)
+        return D, xp.cumprod(f, axis=-1)[..., None], z, f.prod(-1, keepdims=True)[..., None]
+    m = T // 2
+    if T % 2:
+        one, two = products(f[..., :m]), products(f[..., m:])
+    else:                                                                    # both halves in one call
+        one, two = zip(*((x[..., 0, :, :], x[..., 1, :, :]) for x in products(f.reshape(f.shape[:-1] + (2, m)))))
+    (D1, a1, z1, A1), (D2, a2, z2, A2) = one, two
+    D = xp.zeros(f.shape + (T,), f.dtype)                                    # T T
+    D[..., :m, :m], D[..., m:, m:], D[..., m:, :m] = D1, D2, a2 * z1.mT
+    return D, xp.concatenate([a1, A1 * a2], -2), xp.concatenate([z1 * A2, z2], -2), A1 * A2
 
 
 def crossing(W, first, last, through):

@@ -6,7 +6,7 @@ from .arrays import array_module
 
 
 def inverse(L):
-    """(I + L)^-1 for strictly lower L (..., C, C), row by row, blocks joined by halves.
+    """(I + L)^-1 for strictly lower L (..., C, C), row by row, blocks joined by halves; what stands on or above the diagonal of L is not read.
 
         [A 0]^-1   [ A^-1          0   ]
         [B D]    = [-D^-1 B A^-1   D^-1]
@@ -23,9 +23,12 @@ def inverse(L):
             X[..., i:i + 1, :i] = -(L[..., i:i + 1, :i] @ X[..., :i, :i])
         return X
     m = C // 2
-    A, D = inverse(L[..., :m, :m]), inverse(L[..., m:, m:])
-    X[..., :m, :m], X[..., m:, m:] = A, D
-    X[..., m:, :m] = -(D @ (L[..., m:, :m] @ A))
+    if C % 2:
+        A, D = inverse(L[..., :m, :m]), inverse(L[..., m:, m:])
+    else:                                                                    # both halves in one call
+        both = inverse(xp.stack([L[..., :m, :m], L[..., m:, m:]], -3))
+        A, D = both[..., 0, :, :], both[..., 1, :, :]
+    X[..., :m, :m], X[..., m:, m:], X[..., m:, :m] = A, D, -(D @ (L[..., m:, :m] @ A))
     return X
 
 
