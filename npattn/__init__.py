@@ -1,2 +1,3 @@
 """npattn: linear and sparse attention from scratch in NumPy, exact and explained."""
-from .delta import gated_delta_rule
+from .delta import delta_rule, gated_delta_rule, gated_delta_rule_predict_first
+from .linear import linear_attention, normalized_linear_attention, simple_gla

@@ -16,7 +16,7 @@ def start(axes, q, k, v, *, scale, state, **others):
     """Check, then return (array module, scale times q, the state as arrays of the broadcast shape).
 
     Raises TypeError for what is no array of floats, complex numbers or objects; ValueError for shapes that do not fit, for a log gate that is
-    positive or NaN, and for `scale` where the default is no exact number.
+    positive or NaN, and for `scale` where the default is no exact number.  A mechanism without a scale passes 1.
     """
     given = dict(q=q, k=k, v=v, **others)
     sizes = check(axes, dict(given, state=state))
@@ -61,15 +61,20 @@ def fit(gradient, argument):
 def scale_of(scale, q):
     """`scale` as a plain number, which never widens an array; None is K ** -0.5, for object arrays an exact fraction."""
     if scale is not None:
-        if isinstance(scale, (bool, numpy.bool_, str)) or getattr(scale, "shape", ()) != ():
-            raise TypeError(f"scale must be one number or None, not {scale!r}")
-        return scale.item() if hasattr(scale, "item") else scale
+        return number("scale", scale)
     K = q.shape[-1]
     if q.dtype != object:
         return max(K, 1) ** -0.5
     if isqrt(K) ** 2 != K or K == 0:
         raise ValueError(f"scale: K ** -0.5 is no fraction for K = {K}; pass scale, q {q.shape}")
     return Fraction(1, isqrt(K))
+
+
+def number(name, x):
+    """`x` as a plain number, which never widens an array; TypeError for what is none."""
+    if x is None or isinstance(x, (bool, numpy.bool_, str)) or getattr(x, "shape", ()) != ():
+        raise TypeError(f"{name} must be one number, not {x!r}")
+    return x.item() if hasattr(x, "item") else x
 
 
 def first_state(axes, given, state, sizes):

@@ -1,0 +1,89 @@
+"""Delta rule: a memory that predicts, and writes what it got wrong.
+
+    e[t] = v[t] - S[t-1]^T k[t]                  predict; the error
+    S[t] = S[t-1] + k[t] (beta[t] e[t])^T        write
+    o[t] = scale S[t]^T q[t]                     read
+
+Schlag, Irie and Schmidhuber, 2021, arXiv 2102.11174; the triangular system over tokens: Yang, Wang, Zhang, Shen and Kim, 2024, arXiv 2406.06484.
+Unit keys and beta = 1 replace what stood under k by v; orthonormal keys and beta = 1 make it linear attention; beta = 0 changes nothing.
+Stable for unit keys and beta from 0 to 2.
+
+q, k (..., T, K), v (..., T, V); beta (..., T) write strength, used as given; state (..., K, V).
+"""
+from ..core import blocks
+from ..core.arguments import start, start_vjp
+from ..core.triangular import inverse
+
+AXES = dict(q="T K", k="T K", v="T V", beta="T", state="K V")
+
+
+def loop(q, k, v, *, beta, scale=None, state=None):
+    """The definition, token by token."""
+    xp, q, S = start(AXES, q, k, v, beta=beta, scale=scale, state=state)
+    o, b = [q[..., :0, :] @ S], beta[..., None, None]
+    for t in range(q.shape[-2]):
+        e = v[..., t, None, :] - k[..., t, None, :] @ S                      # 1 V
+        S = S + k[..., t, :, None] * (b[..., t, :, :] * e)                   # K V
+        o.append(q[..., t, None, :] @ S)                                     # 1 V
+    return xp.concatenate(o, axis=-2), S                                     # T V, K V
+
+
+def matrix(q, k, v, *, beta, scale=None, state=None):
+    """All tokens at once: the writes d = beta e solve (I + L) d = beta (v - k S), L = beta k k^T below the diagonal; then it is linear attention to d."""
+    xp, q, S = start(AXES, q, k, v, beta=beta, scale=scale, state=state)
+    b = beta[..., None]                                                      # T 1
+    X = inverse(b * xp.tril(k @ k.mT, -1))                                   # T T
+    d = X @ (b * (v - k @ S))                                                # T V
+    return q @ S + xp.tril(q @ k.mT) @ d, S + k.mT @ d                       # T V, K V
+
+
+def loop_vjp(do, q, k, v, *, beta, scale=None, state=None, dfinal_state=None):
+    """Gradients of sum(o do) + sum(final dfinal_state): the adjoint recurrence, last token first, with d = beta e.
+
+        dS[t]   = dS[t] + q[t] do[t]^T           from the read;   dq[t] = S[t] do[t]
+        dd[t]   = dS[t]^T k[t]                   from the write;   dbeta[t] = e[t] . dd[t]
+        de[t]   = beta[t] dd[t]                  dv[t] = de[t],   dk[t] = dS[t] d[t] - S[t-1] de[t]
+        dS[t-1] = dS[t] - k[t] de[t]^T           from the prediction
+    """
+    xp, q, S, do, dS, new, back = start_vjp(AXES, do, q, k, v, beta=beta, scale=scale, state=state, dfinal_state=dfinal_state)
+    (dq, dk, dv, dbeta), b, kept = new(), beta[..., None, None], []
+    for t in range(q.shape[-2]):
+        e = v[..., t, None, :] - k[..., t, None, :] @ S                      # 1 V
+        kept.append((S, e))
+        S = S + k[..., t, :, None] * (b[..., t, :, :] * e)                   # K V
+        dq[..., t, :] = (do[..., t, None, :] @ S.mT)[..., 0, :]
+    for t in reversed(range(q.shape[-2])):
+        S, e = kept.pop()                                                    # K V, 1 V   the state that token t met
+        bt, kt = b[..., t, :, :], k[..., t, None, :]
+        dS = dS + q[..., t, :, None] * do[..., t, None, :]                   # K V
+        dd = kt @ dS                                                         # 1 V
+        de = bt * dd                                                         # 1 V
+        dk[..., t, :] = (bt * e @ dS.mT - de @ S.mT)[..., 0, :]
+        dv[..., t, :] = de[..., 0, :]
+        dbeta[..., t] = (e * dd).sum((-1, -2))
+        dS = dS - kt.mT * de                                                 # K V
+    return back(q=dq, k=dk, v=dv, beta=dbeta, state=dS)
+
+
+def matrix_vjp(do, q, k, v, *, beta, scale=None, state=None, dfinal_state=None):
+    """The same gradients, all tokens at once: linear attention backwards to dd, the triangular system by its transpose."""
+    xp, q, S, do, dS, _, back = start_vjp(AXES, do, q, k, v, beta=beta, scale=scale, state=state, dfinal_state=dfinal_state)
+    b = beta[..., None]                                                      # T 1
+    P, M = xp.tril(q @ k.mT), xp.tril(k @ k.mT, -1)                          # T T
+    X = inverse(b * M)                                                       # T T
+    y = v - k @ S                                                            # T V   the error left by the first state alone
+    d = X @ (b * y)                                                          # T V
+
+    dd = X.mT @ (P.mT @ do + k @ dS)                                         # T V   (I + L)^T dd = what d meets later
+    de = b * dd                                                              # T V
+    dP, dL = xp.tril(do @ d.mT), -(dd @ d.mT)                                # T T
+    dkk = xp.tril(b * dL, -1)                                                # T T   adjoint of k k^T
+    return back(q=dP @ k + do @ S.mT,
+                k=dP.mT @ q + (dkk + dkk.mT) @ k - de @ S.mT + d @ dS.mT,
+                v=de,
+                beta=(dd * y).sum(-1) + (dL * M).sum(-1),
+                state=q.mT @ do - k.mT @ de + dS)
+
+
+chunk = blocks.chunk(matrix)
+chunk_vjp = blocks.chunk_vjp(matrix, matrix_vjp)

@@ -1,0 +1,123 @@
+"""Gated delta rule, predict first: predicts from the state before it fades.
+
+    e[t] = v[t] - S[t-1]^T k[t]                  predict from the undecayed state; the error
+    S[t] = e^g[t] S[t-1] + k[t] (beta[t] e[t])^T decay, write
+    o[t] = scale S[t]^T q[t]                     read
+
+The order of textbooks; frameworks decay first (gated_delta_rule; Yang, Kautz and Hatamizadeh, 2024, arXiv 2412.06464), and the two agree only for g = 0,
+the delta rule.  In this order too blocks change nothing, if the prediction's decays stop one token earlier than the read's (`shift`).
+A reset, g[t] = -inf, cuts later reads off from the earlier state, but not token t's own prediction: what token t writes still depends on it.
+
+q, k (..., T, K), v (..., T, V); g (..., T) natural log of the decay, at most 0; beta (..., T) write strength, used as given; state (..., K, V).
+"""
+from ..core import blocks
+from ..core.arguments import start, start_vjp
+from ..core.arrays import array_module
+from ..core.decay import crossing, decay
+from ..core.triangular import inverse
+
+AXES = dict(q="T K", k="T K", v="T V", g="T", beta="T", state="K V")
+
+
+def loop(q, k, v, *, g, beta, scale=None, state=None):
+    """The definition, token by token."""
+    xp, q, S = start(AXES, q, k, v, g=g, beta=beta, scale=scale, state=state)
+    o, a, b = [q[..., :0, :] @ S], xp.exp(g)[..., None, None], beta[..., None, None]
+    for t in range(q.shape[-2]):
+        e = v[..., t, None, :] - k[..., t, None, :] @ S                      # 1 V
+        S = a[..., t, :, :] * S + k[..., t, :, None] * (b[..., t, :, :] * e) # K V
+        o.append(q[..., t, None, :] @ S)                                     # 1 V
+    return xp.concatenate(o, axis=-2), S                                     # T V, K V
+
+
+def matrix(q, k, v, *, g, beta, scale=None, state=None):
+    """All tokens at once: the writes d = beta e solve (I + L) d = beta (v - p k S), L = beta k k^T E, with the decays up to the token before."""
+    xp, q, S = start(AXES, q, k, v, g=g, beta=beta, scale=scale, state=state)
+    D, a, z, A = decay(g)                                                    # T T, T 1, T 1, 1 1
+    E, p = shift(D), shift(a, first=1)                                       # T T, T 1   E is 0 on the diagonal
+    b = beta[..., None]                                                      # T 1
+    X = inverse(b * (k @ k.mT * E))                                          # T T
+    d = X @ (b * (v - p * (k @ S)))                                          # T V
+    o = a * (q @ S) + (q @ k.mT * D) @ d                                     # T V
+    return o, A * S + (z * k).mT @ d                                         # T V, K V
+
+
+def loop_vjp(do, q, k, v, *, g, beta, scale=None, state=None, dfinal_state=None):
+    """Gradients of sum(o do) + sum(final dfinal_state): the adjoint recurrence, last token first, with d = beta e.
+
+        dS[t]   = dS[t] + q[t] do[t]^T                    from the read;   dq[t] = S[t] do[t]
+        dd[t]   = dS[t]^T k[t]                            from the write;   dbeta[t] = e[t] . dd[t]
+        de[t]   = beta[t] dd[t]                           dv[t] = de[t],   dk[t] = dS[t] d[t] - S[t-1] de[t]
+        dS[t-1] = e^g[t] dS[t] - k[t] de[t]^T             from the decay and the prediction;   dg[t] = sum(dS[t] e^g[t] S[t-1])
+    """
+    xp, q, S, do, dS, new, back = start_vjp(AXES, do, q, k, v, g=g, beta=beta, scale=scale, state=state, dfinal_state=dfinal_state)
+    (dq, dk, dv, dg, dbeta), kept = new(), []
+    a, b = xp.exp(g)[..., None, None], beta[..., None, None]
+    for t in range(q.shape[-2]):
+        e = v[..., t, None, :] - k[..., t, None, :] @ S                      # 1 V
+        kept.append((S, e))
+        S = a[..., t, :, :] * S + k[..., t, :, None] * (b[..., t, :, :] * e) # K V
+        dq[..., t, :] = (do[..., t, None, :] @ S.mT)[..., 0, :]
+    for t in reversed(range(q.shape[-2])):
+        S, e = kept.pop()                                                    # K V, 1 V   the state that token t met
+        at, bt, kt = a[..., t, :, :], b[..., t, :, :], k[..., t, None, :]
+        dS = dS + q[..., t, :, None] * do[..., t, None, :]                   # K V
+        dd = kt @ dS                                                         # 1 V
+        de = bt * dd                                                         # 1 V
+        dk[..., t, :] = (bt * e @ dS.mT - de @ S.mT)[..., 0, :]
+        dv[..., t, :] = de[..., 0, :]
+        dg[..., t] = (dS * (at * S)).sum((-1, -2))
+        dbeta[..., t] = (e * dd).sum((-1, -2))
+        dS = at * dS - kt.mT * de                                            # K V
+    return back(q=dq, k=dk, v=dv, g=dg, beta=dbeta, state=dS)
+
+
+def matrix_vjp(do, q, k, v, *, g, beta, scale=None, state=None, dfinal_state=None):
+    """The same gradients, all tokens at once.  A path into the prediction of token i crosses the gates up to i - 1: to `crossing` it ends there."""
+    xp, q, S, do, dS, _, back = start_vjp(AXES, do, q, k, v, g=g, beta=beta, scale=scale, state=state, dfinal_state=dfinal_state)
+    D, a, z, A = decay(g)
+    E, p = shift(D), shift(a, first=1)
+    b = beta[..., None]                                                      # T 1
+    P, M = q @ k.mT * D, k @ k.mT * E                                        # T T
+    X = inverse(b * M)                                                       # T T
+    y = v - p * (k @ S)                                                      # T V   the error left by the first state alone
+    d = X @ (b * y)                                                          # T V
+
+    dd = X.mT @ (P.mT @ do + z * (k @ dS))                                   # T V   (I + L)^T dd = what d meets later
+    de = b * dd                                                              # T V
+    dP, dL = do @ d.mT, -(dd @ d.mT)                                         # T T
+    dqk, dkk = dP * D, b * dL * E                                            # T T   adjoints of q k^T and k k^T
+    ado, pde, dkS = a * do, p * de, z * (d @ dS.mT)                          # T V, T V, T K   through the two states
+    dg = crossing(dP * P + shift_vjp(b * dL * M),                            # token to token
+                  (ado * (q @ S)).sum(-1) - shift_vjp(pde * (k @ S)).sum(-1),# first state to token
+                  (k * dkS).sum(-1),                                         # token to last state
+                  (A * S * dS).sum((-1, -2))[..., None])                     # first state to last state
+    return back(q=dqk @ k + ado @ S.mT,
+                k=dqk.mT @ q + (dkk + dkk.mT) @ k - pde @ S.mT + dkS,
+                v=de,
+                g=dg,
+                beta=(dd * y).sum(-1) + (dL * M).sum(-1),
+                state=q.mT @ ado - k.mT @ pde + A * dS)
+
+
+def shift(x, first=0):
+    """Row i becomes row i - 1, row 0 is filled with `first`: the same products of decays, one token earlier.
+
+    >>> import numpy as np
+    >>> print(shift(np.array([[1., 0, 0], [2, 1, 0], [6, 3, 1]])))
+    [[0. 0. 0.]
+     [1. 0. 0.]
+     [2. 1. 0.]]
+    """
+    xp = array_module(x)
+    return xp.concatenate([xp.full_like(x[..., :1, :], first), x[..., :-1, :]], axis=-2)
+
+
+def shift_vjp(dy):
+    """Row i goes back to row i - 1; row 0, which no gate decays, is dropped."""
+    xp = array_module(dy)
+    return xp.concatenate([dy[..., 1:, :], xp.zeros_like(dy[..., :1, :])], axis=-2)
+
+
+chunk = blocks.chunk(matrix)
+chunk_vjp = blocks.chunk_vjp(matrix, matrix_vjp)

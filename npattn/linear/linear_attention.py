@@ -1,0 +1,65 @@
+"""Linear attention: a memory that adds and forgets nothing.
+
+    S[t] = S[t-1] + k[t] v[t]^T                  write
+    o[t] = scale S[t]^T q[t]                     read
+
+Katharopoulos, Vyas, Pappas and Fleuret, 2020, arXiv 2006.16236, without the normaliser.  A feature map, if any, is applied to q and k before.
+It is simple_gla with g = 0, and the delta rule when the keys are orthonormal and beta = 1.
+
+q, k (..., T, K), v (..., T, V); state (..., K, V).
+"""
+from ..core import blocks
+from ..core.arguments import start, start_vjp
+
+AXES = dict(q="T K", k="T K", v="T V", state="K V")
+
+
+def loop(q, k, v, *, scale=None, state=None):
+    """The definition, token by token."""
+    xp, q, S = start(AXES, q, k, v, scale=scale, state=state)
+    o = [q[..., :0, :] @ S]
+    for t in range(q.shape[-2]):
+        S = S + k[..., t, :, None] * v[..., t, None, :]                      # K V
+        o.append(q[..., t, None, :] @ S)                                     # 1 V
+    return xp.concatenate(o, axis=-2), S                                     # T V, K V
+
+
+def matrix(q, k, v, *, scale=None, state=None):
+    """All tokens at once: every token reads the first state, and what the tokens up to itself wrote."""
+    xp, q, S = start(AXES, q, k, v, scale=scale, state=state)
+    P = xp.tril(q @ k.mT)                                                    # T T
+    return q @ S + P @ v, S + k.mT @ v                                       # T V, K V
+
+
+def loop_vjp(do, q, k, v, *, scale=None, state=None, dfinal_state=None):
+    """Gradients of sum(o do) + sum(final dfinal_state): dq on the way forwards, where the states are, the rest on the way back.
+
+        dq[t]   = S[t] do[t]                     from the read, with the states of `loop`
+        dS[t]   = dS[t] + q[t] do[t]^T           from the read, last token first
+        dk[t]   = dS[t] v[t],   dv[t] = dS[t]^T k[t]      from the write
+        dS[t-1] = dS[t]                          nothing is forgotten, backwards either
+    """
+    xp, q, S, do, dS, new, back = start_vjp(AXES, do, q, k, v, scale=scale, state=state, dfinal_state=dfinal_state)
+    dq, dk, dv = new()
+    for t in range(q.shape[-2]):
+        S = S + k[..., t, :, None] * v[..., t, None, :]                      # K V
+        dq[..., t, :] = (do[..., t, None, :] @ S.mT)[..., 0, :]
+    for t in reversed(range(q.shape[-2])):
+        dS = dS + q[..., t, :, None] * do[..., t, None, :]                   # K V
+        dk[..., t, :] = (v[..., t, None, :] @ dS.mT)[..., 0, :]
+        dv[..., t, :] = (k[..., t, None, :] @ dS)[..., 0, :]
+    return back(q=dq, k=dk, v=dv, state=dS)
+
+
+def matrix_vjp(do, q, k, v, *, scale=None, state=None, dfinal_state=None):
+    """The same gradients, all tokens at once: P = q k^T below the diagonal is transposed for k and v, which look ahead."""
+    xp, q, S, do, dS, _, back = start_vjp(AXES, do, q, k, v, scale=scale, state=state, dfinal_state=dfinal_state)
+    P, dP = xp.tril(q @ k.mT), xp.tril(do @ v.mT)                            # T T
+    return back(q=dP @ k + do @ S.mT,
+                k=dP.mT @ q + v @ dS.mT,
+                v=P.mT @ do + k @ dS,
+                state=q.mT @ do + dS)
+
+
+chunk = blocks.chunk(matrix)
+chunk_vjp = blocks.chunk_vjp(matrix, matrix_vjp)

@@ -1,0 +1,78 @@
+"""Simple gated linear attention: a memory that fades as a whole, and adds.
+
+    S[t] = e^g[t] S[t-1] + k[t] v[t]^T           decay, write
+    o[t] = scale S[t]^T q[t]                     read
+
+Yang, Wang, Shen, Panda and Kim, 2023, arXiv 2312.06635, with one gate per token; a constant g is RetNet (Sun et al., 2023, arXiv 2307.08621), and
+q = C, k = B, v = dt x, g = dt A, scale = 1 the core of Mamba-2 (Dao and Gu, 2024, arXiv 2405.21060).  g = 0 is linear attention.
+
+q, k (..., T, K), v (..., T, V); g (..., T) natural log of the decay, at most 0; state (..., K, V).
+"""
+from ..core import blocks
+from ..core.arguments import start, start_vjp
+from ..core.decay import crossing, decay
+
+AXES = dict(q="T K", k="T K", v="T V", g="T", state="K V")
+
+
+def loop(q, k, v, *, g, scale=None, state=None):
+    """The definition, token by token."""
+    xp, q, S = start(AXES, q, k, v, g=g, scale=scale, state=state)
+    o, a = [q[..., :0, :] @ S], xp.exp(g)[..., None, None]
+    for t in range(q.shape[-2]):
+        S = a[..., t, :, :] * S + k[..., t, :, None] * v[..., t, None, :]    # K V
+        o.append(q[..., t, None, :] @ S)                                     # 1 V
+    return xp.concatenate(o, axis=-2), S                                     # T V, K V
+
+
+def matrix(q, k, v, *, g, scale=None, state=None):
+    """All tokens at once: what token j wrote reaches token i through the decays after j, D[i, j]."""
+    xp, q, S = start(AXES, q, k, v, g=g, scale=scale, state=state)
+    D, a, z, A = decay(g)                                                    # T T, T 1, T 1, 1 1
+    P = q @ k.mT * D                                                         # T T
+    return a * (q @ S) + P @ v, A * S + (z * k).mT @ v                       # T V, K V
+
+
+def loop_vjp(do, q, k, v, *, g, scale=None, state=None, dfinal_state=None):
+    """Gradients of sum(o do) + sum(final dfinal_state): the adjoint recurrence, last token first.
+
+        dS[t]   = dS[t] + q[t] do[t]^T           from the read;   dq[t] = S[t] do[t]
+        dk[t]   = dS[t] v[t],   dv[t] = dS[t]^T k[t]      from the write
+        dS[t-1] = e^g[t] dS[t]                   from the decay;   dg[t] = sum(dS[t] e^g[t] S[t-1])
+    """
+    xp, q, S, do, dS, new, back = start_vjp(AXES, do, q, k, v, g=g, scale=scale, state=state, dfinal_state=dfinal_state)
+    (dq, dk, dv, dg), a, kept = new(), xp.exp(g)[..., None, None], []
+    for t in range(q.shape[-2]):
+        F = a[..., t, :, :] * S                                              # K V
+        S = F + k[..., t, :, None] * v[..., t, None, :]                      # K V
+        dq[..., t, :] = (do[..., t, None, :] @ S.mT)[..., 0, :]
+        kept.append(F)
+    for t in reversed(range(q.shape[-2])):
+        dS = dS + q[..., t, :, None] * do[..., t, None, :]                   # K V
+        dk[..., t, :] = (v[..., t, None, :] @ dS.mT)[..., 0, :]
+        dv[..., t, :] = (k[..., t, None, :] @ dS)[..., 0, :]
+        dg[..., t] = (dS * kept.pop()).sum((-1, -2))
+        dS = a[..., t, :, :] * dS                                            # K V
+    return back(q=dq, k=dk, v=dv, g=dg, state=dS)
+
+
+def matrix_vjp(do, q, k, v, *, g, scale=None, state=None, dfinal_state=None):
+    """The same gradients, all tokens at once: D is a mask of numbers, and weighs the way back as it weighs the way there."""
+    xp, q, S, do, dS, _, back = start_vjp(AXES, do, q, k, v, g=g, scale=scale, state=state, dfinal_state=dfinal_state)
+    D, a, z, A = decay(g)
+    P, dP = q @ k.mT * D, do @ v.mT                                          # T T
+    dqk = dP * D                                                             # T T   adjoint of q k^T
+    ado, dkS = a * do, z * (v @ dS.mT)                                       # T V, T K   through the two states
+    dg = crossing(dP * P,                                                    # token to token
+                  (ado * (q @ S)).sum(-1),                                   # first state to token
+                  (k * dkS).sum(-1),                                         # token to last state
+                  (A * S * dS).sum((-1, -2))[..., None])                     # first state to last state
+    return back(q=dqk @ k + ado @ S.mT,
+                k=dqk.mT @ q + dkS,
+                v=P.mT @ do + z * (k @ dS),
+                g=dg,
+                state=q.mT @ ado + A * dS)
+
+
+chunk = blocks.chunk(matrix)
+chunk_vjp = blocks.chunk_vjp(matrix, matrix_vjp)
