@@ -118,4 +118,4 @@ def test_text():
 def test_show_and_table_print(capsys):
     show(fractions(["1/2", 1]), F(3))
     table({"t": [1, 2], "S": [fractions([[1, 0], [0, "1/2"]])] * 2})
-    assert capsys.readouterr().out == "1/2  1\n3\nt       S\n1  1    0\n   0  1/2\n2  1    0\n   0  1/2\n"
+    assert capsys.readouterr().out == "1/2  1\n3\nt |      S\n1 | 1    0\n  | 0  1/2\n2 | 1    0\n  | 0  1/2\n"

@@ -182,10 +182,10 @@ def entry(x):
     return f"{x:.6g}" if isinstance(x, (float, complex, np.inexact)) else str(x)
 
 
-def columns(rows):
+def columns(rows, between="  "):
     """Rows of strings as lines with columns aligned to the right."""
     widths = [max(map(len, column)) for column in zip(*rows)]
-    return "\n".join("  ".join(cell.rjust(w) for cell, w in zip(row, widths)) for row in rows)
+    return "\n".join(between.join(cell.rjust(w) for cell, w in zip(row, widths)) for row in rows)
 
 
 def show(*xs):
@@ -202,15 +202,15 @@ def table(steps):
     """Prints one row a token: `steps` maps a heading to a sequence with one number or array for each token.
 
     >>> table({"t": [1, 2], "S": fractions([[[1, 0], [0, 0]], [["1/2", 0], [0, 1]]]), "o": fractions([1, "1/2"])})
-    t       S    o
-    1    1  0    1
-         0  0
-    2  1/2  0  1/2
-         0  1
+    t |      S |   o
+    1 |   1  0 |   1
+      |   0  0 |
+    2 | 1/2  0 | 1/2
+      |   0  1 |
     """
     rows = [[str(heading) for heading in steps]]
     for cells in zip(*steps.values()):
         blocks = [text(cell).split("\n") for cell in cells]
         height = max(map(len, blocks))
         rows += zip(*(block + [""] * (height - len(block)) for block in blocks))
-    print("\n".join(line.rstrip() for line in columns(rows).split("\n")))
+    print("\n".join(line.rstrip() for line in columns(rows, " | ").split("\n")))
