@@ -1,0 +1,224 @@
+"""Worked tables: a recurrent mechanism on a small example, every quantity in view.
+
+    example(mechanism, ...)                       arguments by name, in fractions: what a page or `python -m npattn table` computes with
+    loop_table(mechanism, **arguments)            one row a token: S before, decayed, prediction, error, S after, o
+    chunk_table(mechanism, C, **arguments)        C tokens at a time: decay matrix, L, its inverse, corrected values; history, inside, carry
+
+o is q S, without the scale: K ** -0.5 is no fraction for K = 2.  States and outputs are those of the mechanism's own `loop` and `matrix`; what lies
+between, which they keep to themselves, is computed here from the definitions, for any gate, as products of factors.
+"""
+from fractions import Fraction
+
+import numpy as np
+
+from ..catalogue import CATALOGUE
+from ..core.blocks import blocks, cut
+from ..core.states import Normalized, leaves
+from ..core.triangular import inverse
+from .exact import elementwise, fractions, log, random_fractions, table
+
+BEFORE_DECAY = {"gated_delta_rule_predict_first"}                   # the others predict from the decayed state
+KNOWN = {"linear_attention", "normalized_linear_attention", "simple_gla", "gla",
+         "delta_rule", "gated_delta_rule", "kda"} | BEFORE_DECAY    # whose quantities inside a chunk are shown
+
+
+# --- small examples ---------------------------------------------------------------------------------------------
+
+def example(mechanism, tokens=None, keys="cycle", decay=None, beta=None, width=2, seed=0):
+    """Arguments of a small example in fractions, by name.
+
+    tokens   None is as many as `decay` or `beta` have entries, 4 if each has one at most
+    keys     "identity": q = k = v = I, as wide as there are tokens;  "cycle": e1, e2, ... e1, e2, ..., `width` of them, and v = q = k;
+             "random": keys of length 1, v and q at random
+    decay    factors in 0 ... 1, not logarithms, one for all tokens or one a token: "1, 1/2, 1, 1/2"; for gates per channel an entry may hold one
+             number a channel: "1 1/2, 1/2 1".  None is 1, no decay
+    beta     one for all tokens or one a token; None is 1
+
+    Raises ValueError, in one line, for what makes no example.
+
+    >>> example("delta_rule", beta="1, 1/2")["k"].tolist()
+    [[Fraction(1, 1), Fraction(0, 1)], [Fraction(0, 1), Fraction(1, 1)]]
+    """
+    row = recurrent(mechanism)
+    for name, given in dict(g=decay, beta=beta).items():
+        if given is not None and name not in row.axes:
+            raise ValueError(f"{mechanism} has no {'decay' if name == 'g' else name}")
+    if tokens is None:
+        tokens = max(len(str(given).split(",")) for given in (decay, beta))
+        tokens = 4 if tokens == 1 else tokens
+    for name, n in dict(tokens=tokens, width=width).items():
+        if n < 1:
+            raise ValueError(f"{name} must be at least 1, not {n}")
+    rng = np.random.default_rng(seed)
+    if keys == "random":
+        k, v, q = unit_fractions(rng, tokens, width), random_fractions(rng, (tokens, width)), random_fractions(rng, (tokens, width))
+    elif keys in ("identity", "cycle"):
+        width = tokens if keys == "identity" else width
+        q = k = v = fractions([[int(i % width == j) for j in range(width)] for i in range(tokens)])
+    else:
+        raise ValueError(f"keys must be identity, cycle or random, not {keys!r}")
+    if isinstance(row.axes["state"], Normalized):
+        q, k = abs(q), abs(k)                                       # what a feature map gives: weights that are not negative
+    sizes, x = dict(T=tokens, K=width, V=width), dict(q=q, k=k, v=v)
+    for name, kind in row.axes.items():
+        if name == "beta" and kind == "T":
+            x[name] = entries("beta", beta or "1", tokens, 1)[:, 0]
+        elif name == "g" or name.startswith("g_"):
+            f = entries("decay", decay or "1", tokens, 1 if kind == "T" else width)
+            if not ((f >= 0) & (f <= 1)).all():
+                raise ValueError(f"decay: a factor lies in 0 ... 1, which {decay!r} does not")
+            x[name] = log(f[:, 0] if kind == "T" else f)
+        elif name not in ("state", *x):
+            x[name] = random_fractions(rng, [sizes[letter] for letter in kind.split()])
+    return x
+
+
+def entries(name, text, tokens, width):
+    """(tokens, width) fractions from "1, 1/2, ..." or "1 1/2, 1/2 1, ...": one entry for all tokens or one a token, one number for all channels or one each."""
+    try:
+        rows = [[Fraction(x) for x in entry.split()] for entry in str(text).split(",")]
+    except (ValueError, ZeroDivisionError):
+        raise ValueError(f"{name}: {text!r} is not a list of numbers such as \"1, 1/2, 0.25\"") from None
+    if len(rows) not in (1, tokens) or any(len(r) not in (1, width) for r in rows):
+        raise ValueError(f"{name}: {text!r} should have 1 or {tokens} entries" + (f" of 1 or {width} numbers" if width > 1 else "") + ", separated by commas")
+    return fractions([r * (width // len(r)) for r in rows * (tokens // len(rows))])
+
+
+def unit_fractions(rng, n, width):
+    """n random vectors of length exactly 1 with rational entries: (2 t, t . t - 1) / (t . t + 1), t at random."""
+    t = random_fractions(rng, (n, width - 1), largest=2, denominators=(1, 2))
+    square = fractions((t * t).sum(-1, keepdims=True))
+    return np.concatenate([2 * t, square - 1], axis=-1) / (square + 1)
+
+
+def recurrent(mechanism):
+    """The mechanism's row in the catalogue; ValueError if there is none, or if it has no state of fixed size."""
+    if mechanism not in CATALOGUE:
+        raise ValueError(f"there is no mechanism {mechanism!r}: {', '.join(CATALOGUE)}")
+    row = CATALOGUE[mechanism]
+    if not row.recurrent:
+        raise ValueError(f"{mechanism} keeps a cache that grows, not a state: no table of states")
+    return row
+
+
+# --- token by token ---------------------------------------------------------------------------------------------
+
+def loop_table(mechanism, *, state=None, longest=None, **x):
+    """Prints one row a token: `decayed` is e^g S; `prediction` is what the state answers to k; the error e is v minus that; d = beta e is written.
+
+    Fractions of more than `longest` characters are printed as decimals; None prints all as they are.
+
+    >>> loop_table("delta_rule", **example("delta_rule", tokens=2, keys="identity", beta="1/2"))
+    t |    k |    v | S before | prediction | error e | d = beta e |  S after |      o
+    1 | 1  0 | 1  0 |     0  0 |       0  0 |    1  0 |     1/2  0 |   1/2  0 | 1/2  0
+      |      |      |     0  0 |            |         |            |     0  0 |
+    2 | 0  1 | 0  1 |   1/2  0 |       0  0 |    0  1 |     0  1/2 | 1/2    0 | 0  1/2
+      |      |      |     0  0 |            |         |            |   0  1/2 |
+    """
+    table(shorten(loop_steps(mechanism, state=state, **x), longest))
+
+
+def loop_steps(mechanism, *, state=None, **x):
+    """The columns of `loop_table`: a heading and one entry a token, states as (K, V), the rest as vectors."""
+    row, k, v = recurrent(mechanism), x["k"], x["v"]
+    before, f, steps = run(row, "loop", cut(x, row.axes, slice(0, 0)), state)[1], factors(k, x.get("g")), []
+    for t in range(len(k)):
+        o, after = run(row, "loop", cut(x, row.axes, slice(t, t + 1)), before)
+        step = {"t": t + 1, "k": k[t], "v": v[t], **named(before, "before")}
+        if mechanism in KNOWN and "g" in x:
+            step["decayed"] = f[t, :, None] * before
+        if mechanism in KNOWN and "beta" in x:
+            step["prediction"] = k[t] @ (before if mechanism in BEFORE_DECAY or "g" not in x else step["decayed"])
+            step["error e"] = v[t] - step["prediction"]
+            step["d = beta e"] = x["beta"][t] * step["error e"]
+        steps.append({**step, **named(after, "after"), "o": o[0]})
+        before = after
+    return {heading: [step[heading] for step in steps] for heading in steps[0]}
+
+
+def run(row, form, x, state):
+    """A form on arguments x, q not scaled."""
+    scale = {} if isinstance(row.axes["state"], Normalized) else dict(scale=1)
+    return getattr(row.module, form)(**x, **row.options, **scale, state=state)
+
+
+def named(state, when):
+    """{"S before": S}, and z with it where the state is a pair."""
+    return {f"{name} {when}": x for name, x in zip(getattr(state, "_fields", "S"), leaves(state))}
+
+
+def factors(k, g):
+    """The factors e^g: (T, K) for gates per channel, else (T, 1), ones if there is no gate."""
+    return 0 * k[:, :1] + 1 if g is None else np.exp(g).reshape(len(k), -1)
+
+
+def shorten(steps, longest):
+    """`steps` with every fraction of more than `longest` characters as a decimal; None changes nothing."""
+    def short(x):
+        return x.numerator / x.denominator if isinstance(x, Fraction) and len(str(x)) > longest else x
+
+    return steps if longest is None else {heading: [elementwise(short, y) for y in column]
+                                          for heading, column in steps.items()}
+
+
+# --- chunk by chunk ---------------------------------------------------------------------------------------------
+
+def chunk_table(mechanism, chunk_size, *, state=None, longest=None, **x):
+    """Prints for each chunk how its writes d are found, what it puts out, and what it carries on; `longest` as for `loop_table`."""
+    for b, tables in chunk_steps(mechanism, chunk_size, state=state, **x):
+        print(f"tokens {b.start + 1} to {b.stop}")
+        for quantities in tables:
+            table(shorten({heading: [y] for heading, y in quantities.items()}, longest))
+
+
+def chunk_steps(mechanism, chunk_size, *, state=None, **x):
+    """For each chunk its slice of the tokens and its tables, each a dict from heading to array.
+
+    The writes:   D decay, token j to token i;  L[i, j] = beta_i k_i . k_j, decayed, for j < i;  (I + L)^-1;  U = (I + L)^-1 beta v, the corrected
+                  values;  W = (I + L)^-1 beta a k, which takes off what the first state answers already;  d = U - W S, the d of the loop
+    The outputs:  P[i, j] = q_i . k_j, decayed, for j <= i;  history a q S;  inside P d;  o their sum;  S after = A S + (z k)^T d
+    Without beta nothing is predicted, and v stands for d.
+    """
+    row, steps = recurrent(mechanism), []
+    if state is None:
+        state = run(row, "matrix", cut(x, row.axes, slice(0, 0)), None)[1]
+    for b in blocks(len(x["k"]), chunk_size):
+        part = cut(x, row.axes, b)
+        o, after = run(row, "matrix", part, state)
+        writes, outputs, carry = inside(mechanism, leaves(state), **part) if mechanism in KNOWN else ({}, {}, {})
+        first, second = {**named(state, "before"), **writes}, {**outputs, "o": o, **carry, **named(after, "after")}
+        steps.append((b, [first, second] if "L" in writes else [{**first, **second}]))
+        state = after
+    return steps
+
+
+def inside(mechanism, state, *, q, k, v, g=None, beta=None):
+    """The quantities of one chunk, from their definitions: (those on the way to d, those on the way to o, the carry)."""
+    f, S = factors(k, g), state[0]
+    D, a = products(f), np.cumprod(f, 0)                                     # T T (K or 1), T (K or 1)
+    z, writes, d = D[-1], {} if g is None else {"D": channels(D)}, v
+    if beta is not None:
+        Dk, ak = D, a
+        if mechanism in BEFORE_DECAY:                                        # on the way to a prediction, one gate less
+            Dk, ak = np.concatenate([0 * D[:1], D[:-1]]), np.concatenate([0 * a[:1] + 1, a[:-1]])
+        b = beta[:, None]
+        L = np.tril(b * (k[:, None] * k[None] * Dk).sum(-1), -1)             # T T
+        X = inverse(L)                                                       # T T
+        U, W = X @ (b * v), X @ (b * ak * k)                                 # T V, T K
+        d = U - W @ S                                                        # T V
+        writes |= {"L": L, "(I + L)^-1": X, "U": U, "W": W, "d = U - W S": d}
+    P = (q[:, None] * k[None] * D).sum(-1)                                   # T T
+    outputs = {"P": P, "history": a * q @ S, "inside": P @ d}
+    if len(state) > 1:
+        outputs["row sums"] = (q @ state[1] + P.sum(-1))[:, None]
+    return writes, outputs, {"A S": a[-1][:, None] * S, "(z k)^T d" if beta is not None else "(z k)^T v": (z * k).T @ d}
+
+
+def products(f):
+    """D[i, j] = f[j + 1] ... f[i] for j <= i, else 0, from factors f (T, K): (T, T, K)."""
+    return np.stack([np.stack([f[j + 1:i + 1].prod(0) if j <= i else 0 * f[0] for j in range(len(f))]) for i in range(len(f))])
+
+
+def channels(D):
+    """(T, T, 1) as one matrix, (T, T, K) as K of them."""
+    return D[..., 0] if D.shape[-1] == 1 else np.moveaxis(D, -1, 0)
