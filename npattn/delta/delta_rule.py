@@ -5,8 +5,8 @@
     o[t] = scale S[t]^T q[t]                     read
 
 Schlag, Irie and Schmidhuber, 2021, arXiv 2102.11174; the triangular system over tokens: Yang, Wang, Zhang, Shen and Kim, 2024, arXiv 2406.06484.
-Unit keys and beta = 1 replace what stood under k by v; orthonormal keys and beta = 1 make it linear attention; beta = 0 changes nothing.
-Stable for unit keys and beta from 0 to 2.
+Unit keys and beta = 1 replace what stood under k by v; if all keys are orthonormal and the first state is empty, that is linear attention.
+beta = 0 changes nothing.  Stable for unit keys and beta from 0 to 2.
 
 q, k (..., T, K), v (..., T, V); beta (..., T) write strength, used as given; state (..., K, V).
 """

@@ -96,7 +96,7 @@ def matrix_vjp(do, q, k, v, *, g, beta, scale=None, state=None, dfinal_state=Non
     dg = crossing(dP * P + b * dL * M,                                       # token to token
                   (ado * (q @ S)).sum(-1) - (abr * (k @ S)).sum(-1),         # first state to token
                   (k * dkS).sum(-1),                                         # token to last state
-                  (A * S * dS).sum((-1, -2))[..., None])                     # first state to last state
+                  (A * S * dS).sum((-1, -2), keepdims=True)[..., 0])          # first state to last state
     return back(q=dq, k=dk, v=dv, g=dg, beta=dbeta, state=dstate)
 
 

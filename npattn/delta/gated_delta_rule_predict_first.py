@@ -6,7 +6,8 @@
 
 The order of textbooks; frameworks decay first (gated_delta_rule; Yang, Kautz and Hatamizadeh, 2024, arXiv 2412.06464), and the two agree only for g = 0,
 the delta rule.  In this order too blocks change nothing, if the prediction's decays stop one token earlier than the read's (`shift`).
-A reset, g[t] = -inf, cuts later reads off from the earlier state, but not token t's own prediction: what token t writes still depends on it.
+A reset, g[t] = -inf, does not cut off what came before: token t still predicts from it, and writes accordingly.  And what stands under a unit key is
+multiplied by e^g - beta at every token: it grows where beta > 1 + e^g.
 
 q, k (..., T, K), v (..., T, V); g (..., T) natural log of the decay, at most 0; beta (..., T) write strength, used as given; state (..., K, V).
 """
@@ -91,7 +92,7 @@ def matrix_vjp(do, q, k, v, *, g, beta, scale=None, state=None, dfinal_state=Non
     dg = crossing(dP * P + shift_vjp(b * dL * M),                            # token to token
                   (ado * (q @ S)).sum(-1) - shift_vjp(pde * (k @ S)).sum(-1),# first state to token
                   (k * dkS).sum(-1),                                         # token to last state
-                  (A * S * dS).sum((-1, -2))[..., None])                     # first state to last state
+                  (A * S * dS).sum((-1, -2), keepdims=True)[..., 0])          # first state to last state
     return back(q=dqk @ k + ado @ S.mT,
                 k=dqk.mT @ q + (dkk + dkk.mT) @ k - pde @ S.mT + dkS,
                 v=de,

@@ -4,7 +4,7 @@
     o[t] = scale S[t]^T q[t]                     read
 
 Katharopoulos, Vyas, Pappas and Fleuret, 2020, arXiv 2006.16236, without the normaliser.  A feature map, if any, is applied to q and k before.
-It is simple_gla with g = 0, and the delta rule when the keys are orthonormal and beta = 1.
+It is simple_gla with g = 0, and the delta rule on orthonormal keys with beta = 1.
 
 q, k (..., T, K), v (..., T, V); state (..., K, V).
 """

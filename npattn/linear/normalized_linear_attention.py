@@ -85,13 +85,14 @@ def divide(x, n):
     [[0.5 1.5]
      [0.  0. ]]
     """
-    return x / (n + nothing(x, n))
+    none = nothing(x, n)
+    return x * ~none / (n + none)                                            # T V   the product is 0 already: it is there for whoever differentiates it
 
 
 def divide_vjp(do, x, n):
     """(dx, dn): do / n and -do . o / n, both 0 for a row that is 0 / 0."""
     none = nothing(x, n)
-    n = n + none                                                             # T 1   1 where it was 0 / 0
+    n = n + none                                                             # T 1
     dx = do * ~none / n                                                      # T V
     return dx, -(dx * x / n).sum(-1, keepdims=True)                          # T V, T 1
 

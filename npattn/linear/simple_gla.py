@@ -66,7 +66,7 @@ def matrix_vjp(do, q, k, v, *, g, scale=None, state=None, dfinal_state=None):
     dg = crossing(dP * P,                                                    # token to token
                   (ado * (q @ S)).sum(-1),                                   # first state to token
                   (k * dkS).sum(-1),                                         # token to last state
-                  (A * S * dS).sum((-1, -2))[..., None])                     # first state to last state
+                  (A * S * dS).sum((-1, -2), keepdims=True)[..., 0])          # first state to last state
     return back(q=dqk @ k + ado @ S.mT,
                 k=dqk.mT @ q + dkS,
                 v=P.mT @ do + z * (k @ dS),
