@@ -45,6 +45,7 @@ class Mechanism:
     exact: bool = True                                   # rational in its inputs: forms and gradients are equal as fractions
     analytic: bool = True                                # the complex step applies
     causal: bool = True
+    forgets: bool = True                                 # a reset, g = -inf, leaves nothing of what came before
     inert: tuple = ()                                    # arguments that may change nothing
     reductions: Mapping[str, Callable] = field(default_factory=dict)      # special mechanism: its arguments -> the arguments here that give the same
     page: str = ""                                       # derivations/PAGE.md
@@ -93,7 +94,7 @@ CATALOGUE = {row.name: row for row in (
               makers=frozen(dict(k=unit)),
               reductions=frozen(dict(delta_rule=lambda x, log: dict(x, g=no_gate(x["beta"], log))))),
     Mechanism("gated_delta_rule_predict_first", "delta", "predicts before the decay: the textbook order", "Yang, Kautz and Hatamizadeh, 2024, arXiv 2412.06464",
-              makers=frozen(dict(k=unit)),
+              makers=frozen(dict(k=unit)), forgets=False,
               reductions=frozen(dict(delta_rule=lambda x, log: dict(x, g=no_gate(x["beta"], log))))),
     Mechanism("kda", "delta", "the delta rule with one decay per key channel", "Kimi Team, 2025, arXiv 2510.26692",
               makers=frozen(dict(k=unit)),
