@@ -34,11 +34,15 @@ def start_vjp(axes, do, q, k, v, *, scale, state, dfinal_state, **others):
     sizes = check(axes, dict(given, do=do, state=state, dfinal_state=dfinal_state))
     first, dtype = first_state(axes, given, state, sizes)
     xp, lead = array_module(q, k, v), broadcast("o", given, axes, dict(state=first))
-    check_fits("do", do.shape, lead + tuple(sizes[x] for x in axes.get("o", "T V").split()))
+    whole = lead + tuple(sizes[x] for x in axes.get("o", "T V").split())
+    check_fits("do", do.shape, whole)
+    do = do if do.shape == whole else xp.broadcast_to(do, whole)
     if dfinal_state is None:
         dfinal_state = map_state(xp.zeros_like, first)
     for name, x, y in zip(leaf_names("dfinal_state", axes["state"]), leaves(dfinal_state), leaves(first)):
         check_fits(name, x.shape, y.shape)
+    dfinal_state = map_state(lambda x, y, kind: given_once(x, y.shape, lead + tuple(sizes[n] for n in kind.split())),
+                             dfinal_state, first, axes["state"])
 
     def new():
         return [xp.zeros(lead + tuple(sizes[x] for x in axes[name].split()), numpy.result_type(dtype, do.dtype))
@@ -50,6 +54,17 @@ def start_vjp(axes, do, q, k, v, *, scale, state, dfinal_state, **others):
         return {name: map_state(fit, gradients[name], ends[name]) for name in ends}
 
     return xp, q * scale_of(scale, q), first, do, dfinal_state, new, back
+
+
+def given_once(x, shape, whole):
+    """`x` broadcast to the state's `shape`; along axes that only q has the state is one, not many, so the first copy gets `x` and the others 0."""
+    xp = array_module(x)
+    x = x if x.shape == shape else xp.broadcast_to(x, shape)
+    if shape == whole:
+        return x
+    y = xp.zeros(whole, x.dtype)
+    y[tuple(slice(0, n) for n in (1,) * (len(whole) - len(shape)) + shape)] = x
+    return y
 
 
 def fit(gradient, argument):
