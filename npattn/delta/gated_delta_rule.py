@@ -35,7 +35,7 @@ def matrix(q, k, v, *, g, beta, scale=None, state=None):
     xp, q, S = start(AXES, q, k, v, g=g, beta=beta, scale=scale, state=state)
     D, a, z, A = decay(g)                                                    # T T, T 1, T 1, 1 1
     b = beta[..., None]                                                      # T 1
-    X = inverse(b * xp.tril(k @ k.mT * D, -1))                               # T T
+    X = inverse(b * (k @ k.mT * D))                                          # T T   reads what is below the diagonal
     d = X @ (b * (v - a * (k @ S)))                                          # T V
     o = a * (q @ S) + (q @ k.mT * D) @ d                                     # T V
     return o, A * S + (z * k).mT @ d                                         # T V, K V
@@ -45,9 +45,10 @@ def loop_vjp(do, q, k, v, *, g, beta, scale=None, state=None, dfinal_state=None)
     """Gradients of sum(o do) + sum(final dfinal_state): the adjoint recurrence, last token first.
 
         dS[t]   = dS[t] + q[t] do[t]^T           from the read;   dq[t] = S[t] do[t]
-        r[t]    = beta[t] dS[t]^T k[t]           adjoint of the error e;   dv[t] = r[t],   dbeta[t] = e . dS[t]^T k
-        dF[t]   = dS[t] - k[t] r[t]^T            from the write and the prediction;   dk[t] = dS (beta e) - F r
-        dS[t-1] = e^g[t] dF[t]                   from the decay;   dg[t] = sum(dF F)
+        dd[t]   = dS[t]^T k[t]                   from the write of d = beta e;   dbeta[t] = e[t] . dd[t]
+        de[t]   = beta[t] dd[t]                  dv[t] = de[t],   dk[t] = dS[t] d[t] - F[t] de[t]
+        dF[t]   = dS[t] - k[t] de[t]^T           from the write and the prediction;   dg[t] = sum(dF[t] F[t])
+        dS[t-1] = e^g[t] dF[t]                   from the decay
     """
     xp, q, S, do, dS, new, back = start_vjp(AXES, do, q, k, v, g=g, beta=beta, scale=scale, state=state, dfinal_state=dfinal_state)
     a, b, kept = xp.exp(g)[..., None, None], beta[..., None, None], []
@@ -61,13 +62,13 @@ def loop_vjp(do, q, k, v, *, g, beta, scale=None, state=None, dfinal_state=None)
         F, e, S = kept.pop()
         bt, kt, dot = b[..., t, :, :], k[..., t, None, :], do[..., t, None, :]
         dS = dS + q[..., t, :, None] * dot                                   # K V
-        kdS = kt @ dS                                                        # 1 V
-        r = bt * kdS                                                         # 1 V
-        dF = dS - kt.mT * r                                                  # K V
+        dd = kt @ dS                                                         # 1 V
+        de = bt * dd                                                         # 1 V
+        dF = dS - kt.mT * de                                                 # K V
         dq[..., t, :] = (dot @ S.mT)[..., 0, :]
-        dk[..., t, :] = (bt * e @ dS.mT - r @ F.mT)[..., 0, :]
-        dv[..., t, :] = r[..., 0, :]
-        dbeta[..., t] = (e * kdS).sum((-1, -2))
+        dk[..., t, :] = (bt * e @ dS.mT - de @ F.mT)[..., 0, :]
+        dv[..., t, :] = de[..., 0, :]
+        dbeta[..., t] = (e * dd).sum((-1, -2))
         dg[..., t] = (dF * F).sum((-1, -2))
         dS = a[..., t, :, :] * dF                                            # K V
     return back(q=dq, k=dk, v=dv, g=dg, beta=dbeta, state=dS)
@@ -80,24 +81,24 @@ def matrix_vjp(do, q, k, v, *, g, beta, scale=None, state=None, dfinal_state=Non
     b = beta[..., None]                                                      # T 1
     P, M = q @ k.mT * D, xp.tril(k @ k.mT * D, -1)                           # T T
     X = inverse(b * M)                                                       # T T
-    e = v - a * (k @ S)                                                      # T V   the error left by the first state alone
-    d = X @ (b * e)                                                          # T V
+    y = v - a * (k @ S)                                                      # T V   the error left by the first state alone
+    d = X @ (b * y)                                                          # T V
 
-    r = X.mT @ (P.mT @ do + z * (k @ dS))                                    # T V   adjoint of the right-hand side b e
-    dP, dL = do @ d.mT, -(r @ d.mT)                                          # T T
+    dd = X.mT @ (P.mT @ do + z * (k @ dS))                                   # T V   (I + L)^T dd = what d meets later
+    de = b * dd                                                              # T V
+    dP, dL = do @ d.mT, -(dd @ d.mT)                                         # T T
     dqk, dkk = dP * D, xp.tril(b * dL * D, -1)                               # T T   adjoints of q k^T and k k^T
-    ado, abr, dkS = a * do, a * b * r, z * (d @ dS.mT)                       # T V, T V, T K   through the two states
+    ado, ade, dkS = a * do, a * de, z * (d @ dS.mT)                          # T V, T V, T K   through the two states
 
     dq = dqk @ k + ado @ S.mT
-    dk = dqk.mT @ q + (dkk + dkk.mT) @ k - abr @ S.mT + dkS
-    dv = b * r
-    dbeta = (r * e).sum(-1) + (dL * M).sum(-1)
-    dstate = q.mT @ ado - k.mT @ abr + A * dS
+    dk = dqk.mT @ q + (dkk + dkk.mT) @ k - ade @ S.mT + dkS
+    dbeta = (dd * y).sum(-1) + (dL * M).sum(-1)
+    dstate = q.mT @ ado - k.mT @ ade + A * dS
     dg = crossing(dP * P + b * dL * M,                                       # token to token
-                  (ado * (q @ S)).sum(-1) - (abr * (k @ S)).sum(-1),         # first state to token
+                  (ado * (q @ S)).sum(-1) - (ade * (k @ S)).sum(-1),         # first state to token
                   (k * dkS).sum(-1),                                         # token to last state
-                  (A * S * dS).sum((-1, -2), keepdims=True)[..., 0])          # first state to last state
-    return back(q=dq, k=dk, v=dv, g=dg, beta=dbeta, state=dstate)
+                  (A * S * dS).sum((-1, -2), keepdims=True)[..., 0])         # first state to last state
+    return back(q=dq, k=dk, v=de, g=dg, beta=dbeta, state=dstate)
 
 
 chunk = blocks.chunk(matrix)
