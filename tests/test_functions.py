@@ -189,6 +189,12 @@ def fractions(random, shape):
     return np.array(x + [None], dtype=object)[:-1].reshape(shape)
 
 
+def test_relu_has_the_derivative_0_at_0():
+    x = np.array([-1., -0., 0, 1])
+    assert feature_maps.relu_vjp(np.ones(4), x).tolist() == [0, 0, 0, 1]
+    assert feature_maps.squared_relu_vjp(np.ones(4), x).tolist() == [0, 0, 0, 2]
+
+
 def test_features_of_a_kernel_are_not_negative():
     x = np.random.default_rng(13).standard_normal((50, 8)) * 30
     for name in ("elu_plus_one", "relu", "exp", "squared_relu", "softmax_pair"):
