@@ -1,0 +1,132 @@
+"""The axes of every array in a dump, and from either layout to (B, heads, T, …) in float64."""
+import numpy as np
+
+from ..core.arguments import leaf_names
+from ..core.packed import sequences
+from ..core.states import leaves
+from .problem import SCORES, takes
+
+LAYOUTS = ("bthd", "bhtd")
+
+
+class DumpError(ValueError):
+    """What makes a dump unusable, in one line."""
+
+
+def key_axes(row, packed=False):
+    """The axes of every array that a dump of this mechanism may have, heads before tokens: {"g": ["B", "HV", "T"], …}.
+
+    A recurrence has q and k of H heads and all else of HV; softmax attention has k and v of Hkv heads and all else of Hq, and may have fewer
+    queries (Tq) than keys.  A state has a row for each of N packed sequences.
+    """
+    few, many, queries = ("H", "HV", "T") if row.recurrent else ("Hkv", "Hq", "Tq")
+    small, table = ("q", "k") if row.recurrent else ("k", "v"), {}
+    needed, optional, *_ = takes(row)
+    for name, kind in {name: row.axes[name] for name in (*needed, *optional) if name not in SCORES}.items() | {("o", "T V")}:
+        letters = [queries if x == "T" and name in ("q", "o") else x for x in kind.split()]
+        table[name] = table["d" + name] = ["B", few if name in small else many, *letters]
+    for name in SCORES:
+        if name in optional:
+            table["opt." + name] = table["d" + name] = ["B", many, queries, "n + T"]
+    for state in ("state", "dstate", "final_state", "dfinal_state"):
+        for key, kind in zip(leaf_names(state, row.axes["state"]), leaves(row.axes["state"])):
+            letters = ["n + T" if x in "nN" and "final" in state else "n" if x in "nN" else x for x in kind.split()]
+            table[key] = ["N" if packed else "B", few if key[-1] in small else many, *letters]
+    table.pop("dmask", None)
+    return table
+
+
+def is_output(key):
+    """Whether the implementation computed it, rather than got it."""
+    return key == "o" or key.startswith("final_state") or (key.startswith("d") and key != "do" and not key.startswith("dfinal_state"))
+
+
+def is_score(key):
+    return key.removeprefix("opt.").removeprefix("d") in SCORES
+
+
+def as_stored(key, letters, layout):
+    """The order of the axes in the dump: tokens before heads in bthd; scores and states of a recurrence are the same in both."""
+    if layout == "bthd" and letters[2] in ("T", "Tq", "n", "n + T") and not is_score(key):
+        return [letters[0], letters[2], letters[1], *letters[3:]]
+    return letters
+
+
+def sizes_of(arrays, table, layout):
+    """The size of every letter, or DumpError for the first array that does not fit."""
+    sizes, first = {}, {}
+    for key in sorted(arrays, key=lambda key: (is_score(key), "n + T" in table[key])):
+        x, letters = arrays[key], as_stored(key, table[key], layout)
+        if "T" in sizes:
+            sizes["n + T"] = sizes.get("n", 0) + sizes["T"]
+        wrong = f"{key} {x.shape} is not [{', '.join(letters)}] in layout {layout}"
+        if is_score(key):
+            whole = tuple(sizes[letter] for letter in letters)
+            if x.ndim > 4 or any(n not in (1, m) for n, m in zip(x.shape[::-1], whole[::-1])):
+                raise DumpError(f"{wrong} = {whole}, nor broadcasts to it")
+            continue
+        if x.ndim != len(letters):
+            raise DumpError(wrong)
+        for letter, n in zip(letters, x.shape):
+            if sizes.setdefault(letter, n) != n:
+                raise DumpError(f"{wrong}: {letter} is {n} here and {sizes[letter]} in {first.get(letter, 'the inputs')}")
+            first.setdefault(letter, key)
+    return sizes
+
+
+def check_sizes(row, sizes):
+    """DumpError for heads that make no groups and for more queries than keys."""
+    (few, many), queries = ("H", "HV") if row.recurrent else ("Hkv", "Hq"), sizes.get("Tq", sizes["T"])
+    if sizes[many] % max(sizes[few], 1):
+        raise DumpError(f"{many} = {sizes[many]} is no multiple of {few} = {sizes[few]}")
+    if queries > sizes["T"]:
+        raise DumpError(f"more queries ({queries}) than keys ({sizes['T']}): cached keys belong in state.k and state.v")
+
+
+def read_tokens(arrays, sizes, layout):
+    """(which tokens are real (B, T) or None, the offsets of packed sequences or None)."""
+    B, T, real, cu = sizes["B"], sizes["T"], None, None
+    if "mask" in arrays:
+        x = arrays["mask"]
+        if x.shape != (B, T) or x.dtype.kind not in "biuf" or not np.isin(x, (0, 1)).all():
+            raise DumpError(f"mask must be [B, T] = {(B, T)} of 1 (real) and 0 (padding), not {x.dtype} {x.shape}")
+        real = x.astype(bool)
+    if "cu_seqlens" in arrays:
+        if B != 1:
+            raise DumpError(f"packed sequences (cu_seqlens) need B = 1, not {B}")
+        try:
+            cu = np.array([part.start for part in sequences(arrays["cu_seqlens"], T)] + [T])
+        except ValueError as error:
+            raise DumpError(str(error)) from None
+        if sizes.get("N", len(cu) - 1) != len(cu) - 1:
+            raise DumpError(f"a state needs one row for each of the {len(cu) - 1} packed sequences, not {sizes['N']}")
+    if (real is not None or cu is not None) and sizes.get("Tq", T) != T:
+        raise DumpError("mask and cu_seqlens need as many queries as keys")
+    return real, cu
+
+
+def check_values(key, x, letters, real, layout):
+    """DumpError for inputs of another type than floats, NaN, and infinities that mean nothing.  What padding holds is not looked at."""
+    if key == "opt.mask":
+        if x.dtype != bool:
+            raise DumpError(f"opt.mask holds {x.dtype}: it must be boolean, True = may attend (opt.bias is added)")
+        return
+    if x.dtype.kind != "f" or x.dtype.itemsize > 8:
+        raise DumpError(f"{key} holds {x.dtype}: it must be float16, float32 or float64 (bfloat16 is widened first)")
+    if is_output(key):
+        return
+    if real is not None and letters[2:3] == ["T"]:
+        x = (x if as_stored(key, letters, layout) != letters else x.swapaxes(1, 2))[real]
+    log = key == "g" or key.startswith("g_") or key == "opt.bias"
+    bad = np.isnan(x) | (x == np.inf) if log else ~np.isfinite(x)
+    if bad.any():
+        raise DumpError(f"{key} holds {'NaN' if np.isnan(x).any() else 'infinity'} in {int(bad.sum())} of {x.size} places" + (" (only -inf means something)" if log else ""))
+
+
+def ours(key, x, letters, layout):
+    """(B, heads, T, …) in float64; scores with their four axes."""
+    if is_score(key):
+        x = x.reshape((1,) * (4 - x.ndim) + x.shape)
+    elif as_stored(key, letters, layout) != letters:
+        x = x.swapaxes(1, 2)
+    return x if x.dtype == bool else x.astype(np.float64)

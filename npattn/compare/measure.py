@@ -1,0 +1,116 @@
+"""How far two arrays are apart, where, and how far apart rounding alone may bring them."""
+from typing import Any, NamedTuple
+
+import numpy as np
+
+# The largest relative error that rounding explains, by the coarsest type of the outputs.  Beside each, half a unit in the last place: what one rounding
+# costs.  The room between the two is for sums over tokens, products of decays and triangular solves: of real kernels against float64, float32 ones
+# were up to 5e-5 away (256 to 800 roundings), bfloat16 ones up to 5e-3; two exact float64 algorithms agree to 1e-12 unless inputs are extreme.
+LEVELS = {
+    "float64": 1e-9,                                     # 1.1e-16
+    "float32": 1e-4,                                     # 6.0e-8
+    "float16": 5e-3,                                     # 4.9e-4
+    "bfloat16": 2e-2,                                    # 3.9e-3
+}
+
+
+class Error(NamedTuple):
+    absolute: float                                      # the largest |got - expected|; inf where got is not finite
+    relative: float                                      # that, over the largest |expected| (over 1 where all of it is zero)
+    where: tuple                                         # its index, None in an empty array
+    got: float
+    expected: float
+    nonfinite: int                                       # how many values are NaN or infinite, and should not be
+    each: Any                                            # the relative error of every element; -1 for padding
+
+
+def error(got, expected, real=None):
+    """The Error of `got` against `expected`, both (B, heads, T, …); tokens that are not real (B, T) do not count.
+
+    >>> error(np.array([1., 2, np.nan, 4]), np.array([1., 2, 3, 4]))[:6]
+    (inf, inf, (2,), nan, 3.0, 1)
+    >>> print(error(np.array([1., 2.5]), np.array([1., 2])).each)
+    [0.   0.25]
+    """
+    counted = np.ones(got.shape, bool) if real is None else np.broadcast_to(real.reshape(real.shape[:1] + (1,) + real.shape[1:] + (1,) * (got.ndim - 3)), got.shape)
+    good = np.isfinite(expected) & counted
+    size = np.abs(expected[good]).max(initial=0)
+    with np.errstate(all="ignore"):
+        each = np.where(got == expected, 0, np.abs(got - expected))
+    same = np.isnan(got) & np.isnan(expected)
+    nonfinite = ~np.isfinite(got) & ~same & (got != expected) & counted
+    each = np.where(counted, np.where(same, 0, np.where(np.isfinite(each), each, np.inf)), -1)
+    if not counted.any():
+        return Error(0., 0., None, 0., 0., 0, each)
+    where = tuple(int(i) for i in np.unravel_index(each.argmax(), each.shape))
+    absolute = each[where].item()
+    with np.errstate(over="ignore"):
+        each = np.where(each > 0, each / (size or 1), each)
+    return Error(absolute, each[where].item(), where, got[where].item(), expected[where].item(), int(nonfinite.sum()), each)
+
+
+def precision(got, expected, stored):
+    """The coarsest type that holds every value of `got`, as it was rounded; but not coarser than `stored` where the right values need no rounding.
+
+    >>> x = np.random.default_rng(0).standard_normal(100)
+    >>> y = x.astype(np.float32).view(np.uint32) & 0xffff0000                # bfloat16, widened
+    >>> precision(y.view(np.float32).astype(np.float64), x, np.dtype("float32")), precision(x, x, x.dtype)
+    ('bfloat16', 'float64')
+    """
+    tests = dict(bfloat16=holds_bfloat16, float16=lambda x: x.astype(np.float16) == x, float32=lambda x: x.astype(np.float32) == x)
+    finite = np.isfinite(got) & np.isfinite(expected) & (got != 0)
+    with np.errstate(all="ignore"):
+        for name, holds in tests.items():
+            if finite.sum() >= 16 and holds(got[finite]).all() and not holds(expected[finite]).all():
+                return name
+    return stored.name
+
+
+def holds_bfloat16(x):
+    y = x.astype(np.float32)
+    return (y == x) & (y.view(np.uint32) & 0xffff == 0)
+
+
+def coarsest(names):
+    """
+    >>> coarsest(["float64", "bfloat16", "float32"])
+    'bfloat16'
+    """
+    return max(names, key=list(LEVELS).index)
+
+
+# --- pictures ----------------------------------------------------------------------------------------------------
+
+def profile(each, axis):
+    """The largest error for every index of one axis; -1 where nothing counts."""
+    return each.max(axis=tuple(i for i in range(each.ndim) if i != axis), initial=-1)
+
+
+def by_chunk(profile, size):
+    """The largest of every `size` entries.
+
+    >>> print(by_chunk(np.array([1., 3, 2, 5, 4]), 2))
+    [3. 5. 4.]
+    """
+    return np.array([profile[s:s + size].max() for s in range(0, len(profile), size)], profile.dtype)
+
+
+def digits(profile):
+    """One character an entry: how many decimal digits are right, 0 to 9; x for NaN and infinity, a space where nothing counts.
+
+    >>> digits(np.array([0, 1e-16, 2e-4, 0.3, 7, np.inf, -1]))
+    '99300x '
+    """
+    def mark(e):
+        return " " if e < 0 else "x" if e == np.inf else "9" if e == 0 else str(int(np.clip(-np.log10(e), 0, 9)))
+    return "".join(map(mark, profile))
+
+
+def picture(profile, width=64):
+    """(digits, how many entries one of them stands for), at most `width` of them.
+
+    >>> picture(np.array([0., 0, 1e-3, 0]), 2)
+    ('93', 2)
+    """
+    many = max(1, -(-len(profile) // width))
+    return digits(by_chunk(profile, many)), many

@@ -1,0 +1,195 @@
+"""Reading a dump: a file or a mapping in, a Problem and what the implementation returned out, all in float64.
+
+The format is in derivations/dump_format.md.  Whatever makes a dump unusable raises DumpError, a ValueError whose message is one line.
+"""
+import zipfile
+import zlib
+from collections.abc import Mapping
+from difflib import get_close_matches
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..catalogue import CATALOGUE
+from ..core.arguments import leaf_names
+from .layout import LAYOUTS, DumpError, check_sizes, check_values, is_output, key_axes, ours, read_tokens, sizes_of
+from .problem import Problem, takes
+
+ALIASES = {"sliding_window_attention": "softmax_attention"}                  # the name says that opt.window is meant
+
+
+class Dump(NamedTuple):
+    problem: Problem
+    outputs: dict[str, Any]                              # what the implementation returned: (B, heads, …) in float64
+    types: dict[str, np.dtype]                           # in which types it is stored
+    layout: str
+    sizes: dict[str, int]                                # of B, T, K, V, …
+    axes: dict[str, list[str]]                           # of every output: its axes, heads before tokens
+
+
+def read(source, mechanism=None, layout=None):
+    """The Dump in an .npz file (a path or an open file) or a mapping of arrays.  `mechanism` and `layout` go before what is stored."""
+    arrays = load(source)
+    stored = {key: text(key, arrays.pop(key)) for key in ("mechanism", "layout") if key in arrays}
+    layout, mechanism = layout or stored.get("layout", "bthd"), mechanism or stored.get("mechanism")
+    if layout not in LAYOUTS:
+        raise DumpError(f"unknown layout {layout!r}: {' or '.join(LAYOUTS)}")
+    row = row_of(mechanism, arrays)
+    table = key_axes(row, packed="cu_seqlens" in arrays)
+    check_keys(row, arrays, table)
+    options = read_options(row, mechanism, arrays)
+    main = {key: x for key, x in arrays.items() if key in table}
+    try:
+        sizes = sizes_of(main, table, layout)
+    except DumpError as error:
+        raise DumpError(f"{error}{otherwise(row, main, table, layout)}") from None
+    check_sizes(row, sizes)
+    real, cu = read_tokens(arrays, sizes, layout)
+    for key, x in main.items():
+        check_values(key, x, table[key], real, layout)
+    whole = {key: ours(key, x, table[key], layout) for key, x in main.items()}
+    outputs = {key: x for key, x in whole.items() if is_output(key)}
+    inputs = {key.removeprefix("opt."): x for key, x in whole.items() if key not in outputs}
+    check_outputs(outputs, inputs, row, real is not None or cu is not None)
+    l2norm = options.pop("use_qk_l2norm", False)
+    return Dump(Problem(row, inputs, options, l2norm, real, cu), outputs, {key: main[key].dtype for key in outputs}, layout, sizes,
+                {key: table[key] for key in outputs})
+
+
+# --- the file ----------------------------------------------------------------------------------------------------
+
+UNREADABLE = (OSError, ValueError, EOFError, KeyError, NotImplementedError, MemoryError, zipfile.BadZipFile, zlib.error)
+
+
+def load(source):
+    """The arrays by key.  Pickled objects are refused, never loaded."""
+    if isinstance(source, Mapping):
+        return {str(key): host_array(key, x) for key, x in source.items() if x is not None}
+    try:
+        z = np.load(source, allow_pickle=False)
+    except FileNotFoundError:
+        raise DumpError(f"{source}: there is no such file") from None
+    except UNREADABLE as error:
+        raise DumpError(f"{source} is no .npz file that can be read{because(error)}") from None
+    if not isinstance(z, np.lib.npyio.NpzFile):
+        raise DumpError(f"{source} is a single array, not an .npz of named arrays")
+    with z:
+        return {key: entry(source, z, key) for key in z.files}
+
+
+def entry(source, z, key):
+    try:
+        x = z[key]
+    except UNREADABLE as error:
+        raise DumpError(f"{source}: {key} cannot be read{because(error)}") from None
+    if not isinstance(x, np.ndarray):
+        raise DumpError(f"{source}: {key} is no array")
+    return x
+
+
+def host_array(key, x):
+    """An array of NumPy from whatever converts to one."""
+    try:
+        x = np.asarray(x)
+    except Exception as error:                           # whatever the other library raises
+        raise DumpError(f"{key} cannot be had as a NumPy array{because(error)}") from None
+    if x.dtype == object:
+        raise DumpError(f"{key} holds objects, not numbers")
+    return x
+
+
+def because(error):
+    line = " ".join(str(error).split())
+    return ": it is no .npz, or holds pickled objects, which are never loaded" if "pickle" in line else f": {line}" if line else ""
+
+
+# --- names and options -------------------------------------------------------------------------------------------
+
+def text(key, x):
+    if x.size != 1 or x.dtype.kind not in "US":
+        raise DumpError(f"{key} must be one string, not {x.dtype} {x.shape}")
+    x = x.item()
+    return x.decode(errors="replace") if isinstance(x, bytes) else x
+
+
+def row_of(mechanism, arrays):
+    """The row of the catalogue."""
+    names = [*CATALOGUE, *ALIASES]
+    if mechanism is None:
+        fit = fitting(arrays)
+        raise DumpError("the dump does not say its mechanism; " + (f"its arrays fit {', '.join(fit)}" if fit else f"one of {', '.join(names)} must be given"))
+    if mechanism not in names:
+        close = get_close_matches(mechanism, names, 1)
+        raise DumpError(f"unknown mechanism {mechanism!r}" + (f"; did you mean {close[0]}?" if close else f": one of {', '.join(names)}"))
+    return CATALOGUE[ALIASES.get(mechanism, mechanism)]
+
+
+def fitting(arrays):
+    """The mechanisms that have a use for every array, and have all that they need."""
+    def fits(row):
+        needed, _, options, _ = takes(row)
+        known = {*key_axes(row), "mask", "cu_seqlens", "opt.use_qk_l2norm", *("opt." + name for name in options)}
+        return set(needed) <= arrays.keys() <= known and all(arrays[key].ndim == len(letters) for key, letters in key_axes(row).items()
+                                                             if key in arrays and not key.startswith("opt."))
+    return [row.name for row in CATALOGUE.values() if fits(row)]
+
+
+def otherwise(row, arrays, table, layout):
+    """What the shapes would fit, to be added to an error."""
+    other = next(x for x in LAYOUTS if x != layout)
+    try:
+        sizes_of(arrays, table, other)
+        return f"; all arrays fit layout {other}"
+    except DumpError:
+        fit = [name for name in fitting(arrays) if name != row.name]
+        return f"; as many axes have the arrays of {', '.join(fit)}" if fit and row.name not in fitting(arrays) else ""
+
+
+def check_keys(row, arrays, table):
+    """DumpError for a key that means nothing to the mechanism, and for what is missing."""
+    needed, _, options, choices = takes(row)
+    options = ["opt.use_qk_l2norm", *("opt." + name for name in options)]
+    known = [*table, "mask", "cu_seqlens", *options]
+    for key in arrays:
+        if key not in known:
+            close, fit = get_close_matches(key, known, 1), fitting(arrays)
+            inputs = [key for key in table if not is_output(key)]
+            raise DumpError(f"unknown key {key!r}: {row.name} knows {', '.join([*inputs, 'mask', 'cu_seqlens', *options])}" +
+                            (f"; did you mean {close[0]}?" if close else "") + (f"; these arrays fit {', '.join(fit)}" if fit else ""))
+    missing = [name for name in needed if name not in arrays] + [f"opt.{name}" for name in choices if f"opt.{name}" not in arrays]
+    if missing:
+        raise DumpError(f"{' and '.join(missing)} missing: {row.name} needs {', '.join(needed)}; the dump has {', '.join(arrays) or 'no arrays'}")
+    for prefix in ("state", "dfinal_state"):
+        names = leaf_names(prefix, row.axes["state"])
+        if 0 < sum(name in arrays for name in names) < len(names):
+            raise DumpError(f"{prefix} has the parts {' and '.join(names)}: give all or none")
+
+
+def read_options(row, mechanism, arrays):
+    """Keywords for the mechanism as plain numbers, and use_qk_l2norm."""
+    options = {}
+    for key, x in arrays.items():
+        if not key.startswith("opt.") or key in ("opt.mask", "opt.bias"):
+            continue
+        if x.size != 1 or x.dtype.kind not in "fiub" or not np.isfinite(x).all():
+            raise DumpError(f"{key} must be one finite number, not {x.dtype} {x.shape}")
+        x = x.item()
+        if key in ("opt.use_qk_l2norm", "opt.causal"):
+            if x not in (0, 1):
+                raise DumpError(f"{key} must be true or false, not {x}")
+            x = bool(x)
+        options[key[4:]] = x
+    if mechanism in ALIASES and "window" not in options:
+        raise DumpError(f"{mechanism} needs opt.window")
+    return options
+
+
+def check_outputs(outputs, inputs, row, in_parts):
+    """DumpError where there is nothing to compare, or not what it takes to do so."""
+    gradients = [key for key in outputs if key.startswith("d")]
+    if not outputs:
+        raise DumpError("there is nothing to compare: no o, no final_state and no gradient (dq, dk, …)")
+    if gradients and not any(key == "do" or key.startswith("dfinal_state") for key in inputs):
+        raise DumpError(f"{', '.join(gradients)} cannot be checked without do or dfinal_state, the gradients that came in")
+    if in_parts and not row.recurrent and any("final_state" in key for key in (*outputs, *inputs)):
+        raise DumpError("final_state: the caches of padded or packed sequences have different lengths; leave it out")

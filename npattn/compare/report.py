@@ -1,0 +1,104 @@
+"""What a comparison found, as text and as plain data."""
+from dataclasses import dataclass
+
+import numpy as np
+
+from .measure import LEVELS, by_chunk, digits, picture, profile
+
+CHUNK = 64
+NAMES = dict(B="batch", N="sequence", H="head", HV="head", Hkv="head", Hq="head", T="token", Tq="token", n="token", K="row", V="column")
+
+
+@dataclass(frozen=True)
+class Row:
+    """One output or gradient."""
+    name: str
+    shape: tuple                                         # (B, heads, T, …)
+    axes: list                                           # the letters of those axes
+    error: object                                        # measure.Error
+    level: float
+
+    @property
+    def right(self):
+        return bool(self.error.relative <= self.level)
+
+    @property
+    def where(self):
+        """The place of the largest error, by the name of the axis."""
+        if self.error.where is None:
+            return {}
+        names = [NAMES.get(letter, "token" if "T" in letter else letter) for letter in self.axes]
+        names = [("key column" if name == "row" and len(self.axes) != 4 else name) for name in names]
+        return {name: index for name, index in zip(names, self.error.where)}
+
+    @property
+    def by_head(self):
+        return profile(self.error.each, 1)
+
+    @property
+    def by_token(self):
+        """None for a state."""
+        return profile(self.error.each, 2) if "T" in self.axes[2] else None
+
+    def as_dict(self):
+        return dict(name=self.name, right=self.right, shape=list(self.shape), relative=plain(self.error.relative), absolute=plain(self.error.absolute),
+                    where=self.where, got=plain(self.error.got), expected=plain(self.error.expected), nonfinite=self.error.nonfinite,
+                    by_head=plain(self.by_head), by_token=plain(self.by_token), by_chunk=plain(None if self.by_token is None else by_chunk(self.by_token, CHUNK)))
+
+
+@dataclass(frozen=True)
+class Report:
+    """`str(report)` is what `python -m npattn compare` prints."""
+    mechanism: str
+    layout: str
+    sizes: dict                                          # of B, T, K, V, …
+    assumed: tuple                                       # sentences: scale, norm, state, …
+    precision: str                                       # the coarsest type that the outputs were rounded to
+    rows: tuple                                          # a Row for every output and gradient
+
+    @property
+    def right(self):
+        return all(row.right for row in self.rows)
+
+    @property
+    def level(self):
+        return LEVELS[self.precision]
+
+    def as_dict(self):
+        """Plain data for json.dumps; None stands for NaN, infinity and what does not exist."""
+        return dict(verdict="right" if self.right else "wrong", mechanism=self.mechanism, layout=self.layout, sizes=self.sizes, assumed=list(self.assumed),
+                    precision=self.precision, level=self.level, outputs=[row.as_dict() for row in self.rows])
+
+    def __str__(self):
+        sizes = ", ".join(f"{letter} = {n}" for letter, n in self.sizes.items() if letter != "n + T")
+        lines = [f"{self.mechanism}, layout {self.layout}: {sizes}", *(f"  {line}" for line in self.assumed),
+                 f"  outputs rounded to {self.precision}: right means a relative error of at most {self.level:.0e}", ""]
+        wide = max(len(row.name) for row in self.rows)
+        lines += [f"{'':{wide}}  verdict  relative  absolute  at its largest"]
+        for row in self.rows:
+            e, place = row.error, ", ".join(f"{name} {index}" for name, index in row.where.items())
+            lines += [f"{row.name:{wide}}  {'right' if row.right else 'WRONG':7}  {e.relative:8.1e}  {e.absolute:8.1e}  "
+                      f"{e.got:.6g}, expected {e.expected:.6g}, at {place or 'nothing to compare'}" +
+                      (f"; NaN or infinite in {e.nonfinite} of {e.each.size} places" if e.nonfinite else "")]
+        lines += ["", "Right decimal digits (0 to 9 are most; x is NaN or infinite):"]
+        for row in self.rows:
+            lines += [f"{row.name:{wide}}  {'  '.join(pictures(row))}"]
+        wrong = [row.name for row in self.rows if not row.right]
+        return "\n".join([*lines, "", "RIGHT" if self.right else f"WRONG: {', '.join(wrong)}"])
+
+
+def pictures(row):
+    """Errors by head, by chunk of 64 and by token."""
+    def say(label, marks, many=1):
+        return f"{label}{f' ({many} a digit)' if many > 1 else ''} |{marks}|"
+    yield say("head", *picture(row.by_head))
+    if row.by_token is not None:
+        yield say(f"chunk of {CHUNK}", *picture(by_chunk(row.by_token, CHUNK)))
+        yield say("token", *picture(row.by_token))
+
+
+def plain(x):
+    """Numbers of plain Python: finite ones, None for others."""
+    if x is None or isinstance(x, np.ndarray):
+        return None if x is None else [plain(y.item()) for y in x]
+    return x if np.isfinite(x) else None
