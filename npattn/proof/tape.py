@@ -61,7 +61,7 @@ def grad(f):
         y, pull = vjp(f, *arrays)
         if np.shape(y) != ():
             raise ValueError(f"grad: f must give a single number, not an array {np.shape(y)}")
-        return pull(zeros((), y.dtype) + 1)
+        return pull(zeros((), np.asarray(y).dtype) + 1)
     return gradients
 
 
@@ -74,7 +74,7 @@ class Traced(NDArrayOperatorsMixin):
 
     def __array_ufunc__(self, ufunc, method, *args, **kwargs):
         if ufunc not in PLAIN and ufunc not in ELEMENTWISE or method != "__call__" or kwargs:
-            raise unsupported(ufunc.__name__ + f".{method}" * (method != "__call__"), kwargs)
+            raise unsupported(f"{ufunc.__name__}.{method}".removesuffix(".__call__"), kwargs)
         if ufunc is np.absolute and self.dtype.kind == "c":
             raise TypeError("the tape: absolute of a complex number is not holomorphic")
         return plain_call(ufunc, args, kwargs) if ufunc in PLAIN else elementwise(ufunc, args)
@@ -84,7 +84,7 @@ class Traced(NDArrayOperatorsMixin):
                                        (ALONG, along, ("axis",)), (MOVING, moving, kwargs.keys() - {"out", "dtype"})):
             if function in table and kwargs.keys() <= set(allowed):
                 return record(function, args, kwargs)
-        raise unsupported(function.__name__, kwargs)
+        raise unsupported(f"{function.__module__}.{function.__name__}".removeprefix("numpy."), kwargs)
 
     def __array__(self, dtype=None, copy=None):
         raise TypeError("the tape: a traced array cannot become a NumPy array, nor be assigned into one; use concatenate, stack or where")
