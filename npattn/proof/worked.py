@@ -119,12 +119,12 @@ def loop_table(mechanism, *, state=None, longest=None, **x):
 
 
 def loop_steps(mechanism, *, state=None, **x):
-    """The columns of `loop_table`: a heading and one entry a token, states as (K, V), the rest as vectors."""
+    """The columns of `loop_table`: a heading and one entry a token, states as (K, V), the rest as vectors; q only where it is not k."""
     row, k, v = recurrent(mechanism), x["k"], x["v"]
     before, f, steps = run(row, "loop", cut(x, row.axes, slice(0, 0)), state)[1], factors(k, x.get("g")), []
     for t in range(len(k)):
         o, after = run(row, "loop", cut(x, row.axes, slice(t, t + 1)), before)
-        step = {"t": t + 1, "k": k[t], "v": v[t], **named(before, "before")}
+        step = {"t": t + 1, **({"q": x["q"][t]} if (x["q"] != k).any() else {}), "k": k[t], "v": v[t], **named(before, "before")}
         if mechanism in KNOWN and "g" in x:
             step["decayed"] = f[t, :, None] * before
         if mechanism in KNOWN and "beta" in x:
