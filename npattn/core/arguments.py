@@ -9,7 +9,7 @@ from math import isqrt
 import numpy
 
 from .arrays import array_module, sum_to
-from .states import leaves, map_state, rebuild
+from .states import Cache, leaves, map_state, rebuild
 
 
 def start(axes, q, k, v, *, scale, state, **others):
@@ -111,8 +111,11 @@ def first_state(axes, given, state, sizes):
 # --- checks ------------------------------------------------------------------------------------------------------
 
 def check(axes, arguments):
-    """The size of every letter in `axes`, after checking the type, shape and gates of all arguments (those that are None are left out)."""
-    axes = dict(axes, do=axes.get("o", "T V"), dfinal_state=axes["state"])
+    """The size of every letter in `axes`, after checking the type, shape and gates of all arguments (those that are None are left out).
+
+    A cache has n tokens, 0 if there is none, and leaves with n+N.
+    """
+    axes = dict(axes, do=axes.get("o", "T V"), dfinal_state=final_axes(axes["state"]))
     arrays, ends = {}, {}
     for name, x in arguments.items():
         if x is None and name not in ("state", "dfinal_state"):
@@ -144,7 +147,27 @@ def check(axes, arguments):
     for name, x in arrays.items():
         if name == "g" or name.startswith("g_"):
             check_log_gate(name, x)
+    if isinstance(axes["state"], Cache):
+        n, N = sizes.setdefault("n", 0), sizes.get("N", 0)
+        if sizes.setdefault("n+N", n + N) != n + N:
+            raise ValueError(f"dfinal_state must have {n} cached and {N} new tokens: {shapes(arrays)}")
     return sizes
+
+
+def final_axes(kind):
+    """The axes of the returned state: those of `state`, but a cache has grown from n tokens to n+N.
+
+    >>> final_axes("K V"), final_axes(Cache("n K", "n V"))
+    ('K V', Cache(k='n+N K', v='n+N V'))
+    """
+    return map_state(lambda part: part.replace("n", "n+N"), kind) if isinstance(kind, Cache) else kind
+
+
+def count(name, n):
+    """`n` as an int; ValueError unless it is an integer of at least 1."""
+    if isinstance(n, bool) or not isinstance(n, (int, numpy.integer)) or n < 1:
+        raise ValueError(f"{name} must be an integer of at least 1, not {n!r}")
+    return int(n)
 
 
 def check_array(name, x):

@@ -68,9 +68,10 @@ def blocks(T, size):
 
 
 def at(kind, b):
-    """The index that takes tokens `b` of an argument whose last axes are `kind`, such as "T K"."""
+    """The index that takes tokens `b` of an argument whose last axes are `kind`, such as "T K"; in "N K" the keys are the tokens."""
     letters = kind.split()
-    return (..., b) + (slice(None),) * (len(letters) - 1 - letters.index("T"))
+    axis = letters.index("T" if "T" in letters else "N")
+    return (..., b) + (slice(None),) * (len(letters) - 1 - axis)
 
 
 def split(axes, arguments):
