@@ -68,10 +68,18 @@ def blocks(T, size):
 
 
 def at(kind, b):
-    """The index that takes tokens `b` of an argument whose last axes are `kind`, such as "T K"; in "N K" the keys are the tokens."""
+    """The index that takes tokens `b` of an argument whose last axes are `kind`, such as "T K"."""
+    return (..., b) + (slice(None),) * (-1 - token_axis(kind))
+
+
+def token_axis(kind):
+    """The axis of the tokens, counted from the right: T, or N where keys may be more or fewer than queries.
+
+    >>> token_axis("T"), token_axis("N K")
+    (-1, -2)
+    """
     letters = kind.split()
-    axis = letters.index("T" if "T" in letters else "N")
-    return (..., b) + (slice(None),) * (len(letters) - 1 - axis)
+    return next(axis for axis in range(-len(letters), 0) if letters[axis] in ("T", "N"))
 
 
 def split(axes, arguments):

@@ -8,7 +8,7 @@ from .measure import Distance, distance, worst
 
 @dataclass(frozen=True)
 class Law:
-    """`cases(row, options)` yields (what, got, wanted); `why_not(row, options)` says why the law does not apply, or nothing."""
+    """`cases(row, options)` yields (what, got, wanted), or a Distance; `why_not(row, options)` says why the law does not apply, or nothing."""
     name: str
     cases: Callable
     tolerance: float
@@ -16,7 +16,7 @@ class Law:
 
     def worst(self, row, options):
         """The largest distance over the cases of one setting."""
-        return worst(distance(*case) for case in self.cases(row, options))
+        return worst(case if isinstance(case, Distance) else distance(*case) for case in self.cases(row, options))
 
     def holds(self, found):
         return found.error <= self.tolerance
@@ -27,6 +27,7 @@ class Verdict:
     """One law on one mechanism; `error` is None where it does not apply, `what` then says why."""
     law: str
     error: float | None
+    tolerance: float
     what: str
     ok: bool
 
@@ -50,9 +51,9 @@ def judge(law, row):
             d = Distance(float("inf"), f"{type(error).__name__}: {error}")
         found.append(Distance(d.error, d.what + (f" ({', '.join(f'{n}={v}' for n, v in options.items())})" if options else "")))
     if not found:
-        return Verdict(law.name, None, reasons[0], True)
+        return Verdict(law.name, None, law.tolerance, reasons[0], True)
     d = worst(found)
-    return Verdict(law.name, d.error, d.what, law.holds(d))
+    return Verdict(law.name, d.error, law.tolerance, d.what, law.holds(d))
 
 
 # --- why a law does not apply: a reason, or nothing -------------------------------------------------------------------
@@ -67,6 +68,14 @@ def rational(row, options):
 
 def resettable(row, options):
     return "has no gate" if not gates(row) else "" if row.forgets else "predicts from what the reset erases"
+
+
+def analytic(row, options):
+    return "" if row.analytic else "not analytic: central differences instead"
+
+
+def not_analytic(row, options):
+    return "" if not row.analytic else "analytic: the complex step is sharper"
 
 
 def with_reductions(row, options):

@@ -2,7 +2,7 @@
 import numpy as np
 
 from ..catalogue import positive
-from ..core.blocks import cut
+from ..core.blocks import cut, token_axis
 from ..core.states import map_state
 from .exact import log, random_factors, random_fractions
 
@@ -50,8 +50,7 @@ def tokens(row, x, b):
 
 def extended(row, x, y):
     """The tokens of x followed by those of y, from the state of x."""
-    return {name: x[name] if name == "state" else np.concatenate([x[name], y[name]], -1 - kind.split()[::-1].index("T"))
-            for name, kind in row.axes.items()}
+    return {name: x[name] if name == "state" else np.concatenate([x[name], y[name]], token_axis(kind)) for name, kind in row.axes.items()}
 
 
 def cast(result, dtype):

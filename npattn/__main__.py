@@ -1,0 +1,77 @@
+"""The command line: `python -m npattn COMMAND`.  Each command's code stands in a module of its own; a new command is one entry in COMMANDS.
+
+Exit status: 0 all is right, 1 something is wrong, 2 the command or its input cannot be used (one line on stderr says why).
+"""
+import argparse
+import importlib
+import os
+import sys
+
+
+def argument(*names, **settings):
+    return names, settings
+
+
+JSON = argument("--json", action="store_true", help="print JSON, for machines")
+
+# name: (module:function, what it does, its arguments).  The function gets the arguments by name and returns the exit status.
+COMMANDS = dict(
+    check=("npattn.proof.command:check_command", "show that every form and every gradient is right, here and now",
+           [argument("mechanisms", nargs="*", metavar="MECHANISM", help="all, if none is named"), JSON]),
+    list=("npattn.listing:list_command", "the mechanisms: arguments, state, properties, paper",
+          [JSON, argument("--markdown", action="store_true", help="print the table of README.md")]),
+    compare=("npattn.compare.command:compare_command", "say whether what a framework computed is right",
+             [argument("path", metavar="DUMP.npz", help="inputs and outputs of one call; derivations/dump_format.md"),
+              argument("--mechanism", metavar="NAME", help="if the dump does not say"),
+              argument("--layout", choices=("bthd", "bhtd"), help="if the dump does not say"), JSON]),
+)
+
+
+class Unusable(Exception):
+    """The command line makes no sense."""
+
+
+class Parser(argparse.ArgumentParser):
+    def error(self, message):
+        raise Unusable(f"{self.prog}: {message}; --help says more")
+
+
+def parser():
+    top = Parser(prog="npattn", description="Linear and sparse attention in NumPy, exact and explained.")
+    commands = top.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    for name, (_, does, arguments) in COMMANDS.items():
+        command = commands.add_parser(name, help=does, description=does[0].upper() + does[1:] + ".")
+        for names, settings in arguments:
+            command.add_argument(*names, **settings)
+    return top
+
+
+def run(argv):
+    try:
+        given = vars(parser().parse_args(argv))
+        command = given.pop("command")
+        module, function = COMMANDS[command][0].split(":")
+        return getattr(importlib.import_module(module), function)(**given)
+    except SystemExit as stop:                           # --help
+        return stop.code or 0
+    except Unusable as error:
+        message = str(error)
+    except (ValueError, FileNotFoundError, PermissionError, IsADirectoryError) as error:
+        message = f"npattn {command}: {error}"
+    print(message, file=sys.stderr)
+    return 2
+
+
+def main(argv=None):
+    """Run a command; returns the exit status."""
+    try:
+        status = run(argv)
+        sys.stdout.flush()
+        return status
+    except BrokenPipeError:                              # whoever was reading has left, as `head` does: nothing more to say
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,114 @@
+"""An array type that refuses to mix with NumPy's, as CuPy's does, passes through every form and every gradient: no stray array on the host."""
+import sys
+from types import ModuleType
+
+import numpy as np
+import pytest
+
+from npattn.catalogue import CATALOGUE
+from npattn.core.arrays import array_module
+from npattn.core.states import leaves, map_state
+from npattn.proof.law import settings
+
+
+def host(x):
+    """What a function on the device may be given: device arrays and plain numbers, never a host array."""
+    if isinstance(x, np.ndarray):
+        raise TypeError("a NumPy array met a device array")
+    return x.host if isinstance(x, Device) else type(x)(map(host, x)) if type(x) in (tuple, list) else x
+
+
+def device(x):
+    return Device(x) if isinstance(x, (np.ndarray, np.generic)) else type(x)(map(device, x)) if type(x) in (tuple, list) else x
+
+
+def on_device(function):
+    return lambda *args, **kwargs: device(function(*map(host, args), **{name: host(x) for name, x in kwargs.items()}))
+
+
+class Device:
+    """A stand-in for cupy.ndarray."""
+    __module__ = "cupy"
+    __array_ufunc__ = None                               # NumPy's operators leave the work to ours
+
+    def __init__(self, x):
+        self.host = np.asarray(x)
+
+    def __getattr__(self, name):
+        if name.startswith("__"):                        # such as __array_interface__, through which NumPy would look inside
+            raise AttributeError(name)
+        x = getattr(self.host, name)
+        return on_device(x) if callable(x) else device(x) if isinstance(x, np.ndarray) else x
+
+    def __array__(self, *args, **kwargs):
+        raise TypeError("a device array does not become a NumPy array by itself")
+
+    def __setitem__(self, index, x):
+        self.host[host(index)] = host(x)
+
+    def __bool__(self):
+        return bool(self.host)
+
+
+for name in "add sub mul truediv pow matmul mod floordiv and or xor".split():
+    for method in f"__{name}__", f"__r{name}__":
+        setattr(Device, method, lambda self, other, method=method: device(getattr(self.host, method)(host(other))))
+for name in "add sub mul truediv".split():              # in place: views see it, as on the device
+    setattr(Device, f"__i{name}__", lambda self, other, name=name: Device(getattr(self.host, f"__i{name}__")(host(other))))
+for method in "__neg__ __pos__ __abs__ __invert__ __lt__ __le__ __gt__ __ge__ __eq__ __ne__ __getitem__ __len__".split():
+    setattr(Device, method, lambda self, *other, method=method: device(getattr(self.host, method)(*map(host, other))))
+
+
+class DeviceModule(ModuleType):
+    """A stand-in for the module cupy: its functions take and give device arrays; ufunc methods such as accumulate are missing."""
+
+    def __getattr__(self, name):
+        x = getattr(np, name)
+        return on_device(x) if callable(x) and not isinstance(x, type) else x
+
+
+@pytest.fixture(autouse=True)
+def cupy(monkeypatch):
+    monkeypatch.setitem(sys.modules, "cupy", DeviceModule("cupy"))
+
+
+def test_the_stand_in_is_strict():
+    x = Device(np.ones(2))
+    assert array_module(np.ones(2), x) is sys.modules["cupy"] and array_module(np.ones(2)) is np
+    assert isinstance(x + 1, Device) and isinstance(np.float64(2) * x, Device) and isinstance(array_module(x).exp(x), Device)
+    for mix in (lambda: x + np.ones(2), lambda: np.ones(2) + x, lambda: np.exp(x), lambda: np.asarray(x), lambda: x[np.array([0])],
+                lambda: array_module(x).exp(np.ones(2)), lambda: array_module(x).concatenate([x, np.ones(2)]), lambda: np.where(True, x, 0)):
+        with pytest.raises(TypeError):
+            mix()
+
+
+CASES = [pytest.param(row, options, id=f"{row.name}-{len(row.options) and options}") for row in CATALOGUE.values() for options in settings(row)]
+
+
+@pytest.mark.parametrize("state", [True, False], ids=["state", "no state"])
+@pytest.mark.parametrize("row, options", CASES)
+def test_forms(row, options, state):
+    x = row.arguments(np.random.default_rng(0), 17, lead=(2,), state=state)
+    moved = {name: y if y is None else map_state(Device, y) for name, y in x.items()}
+    for name, more in dict(loop={}, matrix={}, chunk=dict(chunk_size=5)).items():
+        form = getattr(row.module, name)
+        (o, final), (host_o, host_final) = form(**moved, **options, **more), form(**x, **options, **more)
+        for got, wanted in zip((o, *leaves(final)), (host_o, *leaves(host_final)), strict=True):
+            assert type(got) is Device and got.dtype == wanted.dtype and np.array_equal(got.host, wanted), name
+
+
+@pytest.mark.parametrize("end", [True, False], ids=["dfinal_state", "no dfinal_state"])
+@pytest.mark.parametrize("row, options", CASES)
+def test_gradients(row, options, end):
+    rng = np.random.default_rng(0)
+    x = row.arguments(rng, 17, lead=(2,))
+    do, dfinal = row.module.loop(**x, **options)         # any values of these shapes will do
+    dfinal = dfinal if end else None
+    moved = {name: map_state(Device, y) for name, y in x.items()}
+    for name, more in dict(loop_vjp={}, matrix_vjp={}, chunk_vjp=dict(chunk_size=5)).items():
+        vjp = getattr(row.module, name)
+        wanted = vjp(do, **x, dfinal_state=dfinal, **options, **more)
+        got = vjp(Device(do), **moved, dfinal_state=map_state(Device, dfinal) if end else None, **options, **more)
+        for argument in wanted:
+            for a, b in zip(leaves(got[argument]), leaves(wanted[argument]), strict=True):
+                assert type(a) is Device and np.array_equal(a.host, b), (name, argument)
