@@ -1,15 +1,13 @@
 """The proofs of gradients: on functions of one's own, on the catalogue, and on gradients that are wrong on purpose."""
-from fractions import Fraction as F
-
 import numpy as np
 import pytest
 
 from npattn.catalogue import CATALOGUE
-from npattn.core import functions
+from npattn.core import feature_maps, functions
 from npattn.core.states import Normalized
 from npattn.delta import gated_delta_rule
 from npattn.proof import (PROOFS, central_differences, check_gradients, check_mechanism, complex_step, dual_gradient, fractions, grad, log, random_factors,
-                          random_fractions)
+                          random_fractions, vjp)
 
 rng = np.random.default_rng(0)
 A, B, D = rng.standard_normal((3, 4)), rng.standard_normal((4, 2)), rng.standard_normal((3, 2))
@@ -126,6 +124,17 @@ def test_a_right_gradient(f, f_vjp, arrays, proof):
         return {n: 2 * x for n, x in d.items()} if isinstance(d, dict) else tuple(2 * x for x in d) if isinstance(d, tuple) else 2 * d
 
     assert all(error > .1 for _, error in check_gradients(f, wrong, *arrays).values())
+
+
+@pytest.mark.parametrize("module, name", [(functions, n) for n in ("softmax", "logsumexp", "sigmoid", "silu", "softplus", "l2norm", "rms_norm", "gated_rms_norm")]
+                         + [(feature_maps, n) for n in ("elu_plus_one", "relu", "squared_relu", "softmax_pair", "taylor")])
+def test_the_tape_runs_core_unchanged(module, name):
+    arrays = dict(rms_norm=(A, A[0]), gated_rms_norm=(A, A[::-1], A[0])).get(name, (A,))
+    y, pull = vjp(getattr(module, name), *arrays)
+    dy = np.random.default_rng(1).standard_normal(y.shape)
+    by_hand = getattr(module, name + "_vjp")(dy, *arrays)
+    for got, want in zip(pull(dy), by_hand if isinstance(by_hand, tuple) else (by_hand,), strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-13, atol=1e-14)
 
 
 def test_the_matrix_form_in_fractions():
