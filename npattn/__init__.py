@@ -1,4 +1,4 @@
 """npattn: linear and sparse attention from scratch in NumPy, exact and explained."""
-from .delta import delta_rule, gated_delta_rule, gated_delta_rule_predict_first
-from .linear import linear_attention, normalized_linear_attention, simple_gla
+from .delta import delta_rule, gated_delta_rule, gated_delta_rule_predict_first, kda
+from .linear import gla, linear_attention, normalized_linear_attention, simple_gla
 from .softmax import softmax_attention

@@ -1,0 +1,137 @@
+"""Products of decay factors with one gate for each key channel, and the gradient of every gate.
+
+    P[i, j] = sum over c of q[i, c] k[j, c] e^(g[j+1, c] + ... + g[i, c])          for j <= i, else 0
+
+The decays differ from channel to channel, so they stay inside the sum over channels; split at the first token, as e^(to i) e^-(to j), they
+overflow.  Split in the middle they do not.  Cut the tokens into an earlier and a later half; every path from one to the other passes the cut:
+
+    P[i, j] = (q[i] a[i]) . (k[j] z[j])          a = cut to token i of the later half,  z = token j of the earlier half to the cut
+
+and so on inside each half, down to single tokens.  Products of factors at most 1, never differences of sums: exact for e^g = 0 and for
+fractions, nothing overflows, and no token touches an earlier row.  All blocks of one size are done at once, in log2 T rounds; T is filled up
+to a power of two with tokens that do nothing (q = k = 0, decay 1).
+
+Gates g (..., T, 1) are one gate for all channels: then the products stand outside the sum, D is the matrix of core.decay, and every function
+here does the short form of the same.
+"""
+import numpy
+
+from . import decay as scalar
+from .arrays import array_module
+
+
+def decay(g):
+    """The products that a matrix form needs, for log gates g (..., T, K).
+
+        D       the halves, for `scores`: a pair (z, a) for each size 1, 2, 4, ... of a half; if K = 1, a matrix (..., T, T)
+        a[i]    = e^(g[0] + ... + g[i])                             first state to token i    (..., T, K)
+        z[j]    = e^(g[j+1] + ... + g[T-1])                         token j to last state     (..., T, K)
+        A       = e^(g[0] + ... + g[T-1])                           first state to last       (..., K, 1)
+
+    >>> import numpy as np
+    >>> D, a, z, A = decay(np.log([[1, .5], [.5, .5], [.25, 1]]))
+    >>> print(a, z, A.T, sep="\\n")
+    [[1.    0.5  ]
+     [0.5   0.25 ]
+     [0.125 0.25 ]]
+    [[0.125 0.5  ]
+     [0.25  1.   ]
+     [1.    1.   ]]
+    [[0.125 0.25 ]]
+    """
+    return products(array_module(g).exp(g))
+
+
+def products(f):
+    """`decay` from the factors f = e^g themselves, (..., T, K) or (..., T, 1)."""
+    if f.shape[-1] == 1:
+        return scalar.products(f[..., 0])
+    xp, T, N, D = array_module(f), f.shape[-2], 1 << max(f.shape[-2] - 1, 0).bit_length(), []
+    a = fill(f, N, 1).copy()                                                 # N K   cut to token, for blocks of one token
+    z = xp.ones_like(a)                                                      # N K   token to the next cut
+    for h in (1 << n for n in range(N.bit_length() - 1)):
+        D.append((earlier(z, h).copy(), later(a, h).copy()))                 # N/2h h K, N/2h h K
+        earlier(z, h)[...] *= later(a, h)[..., -1:, :]                       # now for blocks of 2 h
+        later(a, h)[...] *= earlier(a, h)[..., -1:, :]
+    return D, a[..., :T, :], z[..., :T, :], a[..., -1:, :].mT
+
+
+def scores(q, k, D):
+    """P (..., T, T), lower triangular: q, k (..., T, K) and the D of `decay`."""
+    if not isinstance(D, list):
+        return q @ k.mT * D
+    xp, T, N = array_module(q), q.shape[-2], 1 << len(D)
+    q, k = fill(q, N, 0), fill(k, N, 0)
+    P = (q * k).sum(-1)[..., None, None]                                     # N 1 1     blocks of one token
+    for z, a in D:
+        h, blocks = a.shape[-2], P
+        X = (later(q, h) * a) @ (earlier(k, h) * z).mT                       # N/2h h h
+        P = xp.zeros(X.shape[:-2] + (2 * h, 2 * h), X.dtype)                 # N/2h 2h 2h
+        P[..., :h, :h], P[..., h:, h:] = blocks[..., ::2, :, :], blocks[..., 1::2, :, :]
+        P[..., h:, :h] = X
+    return P[..., 0, :T, :T]
+
+
+def scores_vjp(dP, q, k, D):
+    """Gradients (dq, dk, dg) of sum(P dP) for P = scores(q, k, D); dg (..., T, K) or (..., T, 1) is only what flows from token to token.
+
+    A gate in a later half is crossed on the way from the cut to token i, for all i from the gate on; one in an earlier half on the way from
+    token j to the cut, for all j before the gate.  Sums of the paths themselves: exactly 0 at a reset, and nothing from beyond it.
+    """
+    if not isinstance(D, list):
+        W = dP * D
+        none = (W * 0).sum(-1)
+        return W @ k, W.mT @ q, scalar.crossing(W * (q @ k.mT), none, none, none[..., :1])[..., None]
+    xp, T, N = array_module(q), q.shape[-2], 1 << len(D)
+    q, k, dP = fill(q, N, 0), fill(k, N, 0), fill(fill(dP, N, 0).mT, N, 0).mT[..., None, :, :]       # N K, N K, 1 N N
+    blocks = [dP, *(a for _, a in D[:1])]
+    lead = numpy.broadcast_shapes(q.shape[:-2], k.shape[:-2], *(x.shape[:-3] for x in blocks))
+    dtype = numpy.result_type(q.dtype, k.dtype, *(x.dtype for x in blocks))
+    dq, dk, dg = (xp.zeros(lead + q.shape[-2:], dtype) for _ in range(3))                            # N K
+    for z, a in reversed(D):
+        h, X = a.shape[-2], dP[..., a.shape[-2]:, :a.shape[-2]]                                      # N/2h h h
+        dP = xp.stack([dP[..., :h, :h], dP[..., h:, h:]], -3).reshape(dP.shape[:-3] + (N // h, h, h))
+        q1, k0, ones = later(q, h), earlier(k, h), xp.tril(xp.ones((h, h), dtype))
+        dq1, dk0 = X @ (k0 * z) * a, X.mT @ (q1 * a) * z                                             # N/2h h K
+        later(dq, h)[...] += dq1
+        earlier(dk, h)[...] += dk0
+        later(dg, h)[...] += ones.mT @ (q1 * dq1)
+        earlier(dg, h)[...] += xp.tril(ones, -1) @ (k0 * dk0)
+    dq, dk = dq + dP[..., 0] * k, dk + dP[..., 0] * q
+    return dq[..., :T, :], dk[..., :T, :], dg[..., :T, :]
+
+
+def crossing(dg, first, last, through):
+    """`dg` of scores_vjp plus what flows along the paths that begin or end in a state.
+
+        dg[t] = dg[t] + sum of first[i] over i >= t  +  sum of last[j] over j < t  +  through
+
+    first (..., T, K): first state to token i;  last (..., T, K): token j to last state;  through (..., K): first state to last.
+    """
+    if dg.shape[-1] == 1:
+        first, last, through = (x.sum(-1, keepdims=True) for x in (first, last, through))
+    xp, T = array_module(dg), dg.shape[-2]
+    ones = xp.tril(xp.ones((T, T), dg.dtype))
+    return dg + ones.mT @ first + xp.tril(ones, -1) @ last + through[..., None, :]
+
+
+# --- halves ------------------------------------------------------------------------------------------------------
+
+def earlier(x, h):
+    """The earlier half of every block of 2 h tokens, as a view: (..., N, K) to (..., N / 2h, h, K)."""
+    return halves(x, h)[..., 0, :, :]
+
+
+def later(x, h):
+    """The later halves, likewise."""
+    return halves(x, h)[..., 1, :, :]
+
+
+def halves(x, h):
+    return x.reshape(x.shape[:-2] + (x.shape[-2] // (2 * h), 2, h, x.shape[-1]))
+
+
+def fill(x, N, value):
+    """x (..., T, K) with tokens of `value` behind, to make N."""
+    xp, missing = array_module(x), N - x.shape[-2]
+    return x if not missing else xp.concatenate([x, xp.full(x.shape[:-2] + (missing, x.shape[-1]), value, x.dtype)], -2)
