@@ -16,24 +16,29 @@ class DumpError(ValueError):
 def key_axes(row, packed=False):
     """The axes of every array that a dump of this mechanism may have, heads before tokens: {"g": ["B", "HV", "T"], …}.
 
-    A recurrence has q and k of H heads and all else of HV; softmax attention has k and v of Hkv heads and all else of Hq, and may have fewer
-    queries (Tq) than keys.  A state has a row for each of N packed sequences.
+    A recurrence has q and k of H heads and all else of HV; softmax attention has k and v of Hkv heads and all else of Hq.  A state has a row for
+    each packed sequence, S of them.
     """
-    few, many, queries = ("H", "HV", "T") if row.recurrent else ("Hkv", "Hq", "Tq")
+    few, many = heads(row)
     small, table = ("q", "k") if row.recurrent else ("k", "v"), {}
+    columns = "n + " + row.axes["k"].split()[0]          # all keys: cached and new
     needed, optional, *_ = takes(row)
-    for name, kind in {name: row.axes[name] for name in (*needed, *optional) if name not in SCORES}.items() | {("o", "T V")}:
-        letters = [queries if x == "T" and name in ("q", "o") else x for x in kind.split()]
-        table[name] = table["d" + name] = ["B", few if name in small else many, *letters]
+    for name, kind in ({name: row.axes[name] for name in (*needed, *optional) if name not in SCORES} | {"o": "T V"}).items():
+        table[name] = table["d" + name] = ["B", few if name in small else many, *kind.split()]
     for name in SCORES:
         if name in optional:
-            table["opt." + name] = table["d" + name] = ["B", many, queries, "n + T"]
+            table["opt." + name] = table["d" + name] = ["B", many, "T", columns]
     for state in ("state", "dstate", "final_state", "dfinal_state"):
         for key, kind in zip(leaf_names(state, row.axes["state"]), leaves(row.axes["state"])):
-            letters = ["n + T" if x in "nN" and "final" in state else "n" if x in "nN" else x for x in kind.split()]
-            table[key] = ["N" if packed else "B", few if key[-1] in small else many, *letters]
+            letters = [columns if x == "n" and "final" in state else x for x in kind.split()]
+            table[key] = ["S" if packed else "B", few if key[-1] in small else many, *letters]
     table.pop("dmask", None)
     return table
+
+
+def heads(row):
+    """The letters of the number of key heads and of the heads of the output."""
+    return ("H", "HV") if row.recurrent else ("Hkv", "Hq")
 
 
 def is_output(key):
@@ -47,7 +52,7 @@ def is_score(key):
 
 def as_stored(key, letters, layout):
     """The order of the axes in the dump: tokens before heads in bthd; scores and states of a recurrence are the same in both."""
-    if layout == "bthd" and letters[2] in ("T", "Tq", "n", "n + T") and not is_score(key):
+    if layout == "bthd" and letters[2][-1] in "TNn" and not is_score(key):
         return [letters[0], letters[2], letters[1], *letters[3:]]
     return letters
 
@@ -55,10 +60,9 @@ def as_stored(key, letters, layout):
 def sizes_of(arrays, table, layout):
     """The size of every letter, or DumpError for the first array that does not fit."""
     sizes, first = {}, {}
-    for key in sorted(arrays, key=lambda key: (is_score(key), "n + T" in table[key])):
+    for key in sorted(arrays, key=lambda key: (is_score(key), any(len(letter) > 3 for letter in table[key]))):        # those with n + N last
         x, letters = arrays[key], as_stored(key, table[key], layout)
-        if "T" in sizes:
-            sizes["n + T"] = sizes.get("n", 0) + sizes["T"]
+        sizes |= {f"n + {keys}": sizes.get("n", 0) + sizes[keys] for keys in "TN" if keys in sizes}
         wrong = f"{key} {x.shape} is not [{', '.join(letters)}] in layout {layout}"
         if is_score(key):
             whole = tuple(sizes[letter] for letter in letters)
@@ -74,16 +78,7 @@ def sizes_of(arrays, table, layout):
     return sizes
 
 
-def check_sizes(row, sizes):
-    """DumpError for heads that make no groups and for more queries than keys."""
-    (few, many), queries = ("H", "HV") if row.recurrent else ("Hkv", "Hq"), sizes.get("Tq", sizes["T"])
-    if sizes[many] % max(sizes[few], 1):
-        raise DumpError(f"{many} = {sizes[many]} is no multiple of {few} = {sizes[few]}")
-    if queries > sizes["T"]:
-        raise DumpError(f"more queries ({queries}) than keys ({sizes['T']}): cached keys belong in state.k and state.v")
-
-
-def read_tokens(arrays, sizes, layout):
+def read_tokens(arrays, sizes):
     """(which tokens are real (B, T) or None, the offsets of packed sequences or None)."""
     B, T, real, cu = sizes["B"], sizes["T"], None, None
     if "mask" in arrays:
@@ -98,29 +93,36 @@ def read_tokens(arrays, sizes, layout):
             cu = np.array([part.start for part in sequences(arrays["cu_seqlens"], T)] + [T])
         except ValueError as error:
             raise DumpError(str(error)) from None
-        if sizes.get("N", len(cu) - 1) != len(cu) - 1:
-            raise DumpError(f"a state needs one row for each of the {len(cu) - 1} packed sequences, not {sizes['N']}")
-    if (real is not None or cu is not None) and sizes.get("Tq", T) != T:
+        if sizes.get("S", len(cu) - 1) != len(cu) - 1:
+            raise DumpError(f"a state needs one row for each of the {len(cu) - 1} packed sequences, not {sizes['S']}")
+    if (real is not None or cu is not None) and sizes.get("N", T) != T:
         raise DumpError("mask and cu_seqlens need as many queries as keys")
     return real, cu
 
 
-def check_values(key, x, letters, real, layout):
-    """DumpError for inputs of another type than floats, NaN, and infinities that mean nothing.  What padding holds is not looked at."""
-    if key == "opt.mask":
-        if x.dtype != bool:
-            raise DumpError(f"opt.mask holds {x.dtype}: it must be boolean, True = may attend (opt.bias is added)")
-        return
-    if x.dtype.kind != "f" or x.dtype.itemsize > 8:
+def check_type(key, x):
+    """DumpError for what holds no floats, or for a mask of something else than booleans."""
+    if key == "opt.mask" and x.dtype != bool:
+        raise DumpError(f"opt.mask holds {x.dtype}: it must be boolean, True = may attend (opt.bias is added)")
+    if key != "opt.mask" and (x.dtype.kind != "f" or x.dtype.itemsize > 8):
         raise DumpError(f"{key} holds {x.dtype}: it must be float16, float32 or float64 (bfloat16 is widened first)")
-    if is_output(key):
+
+
+def check_values(key, x, letters, real):
+    """DumpError for inputs (B, heads, T, …) with NaN, with infinities that mean nothing, and for gates that are no logarithms.
+
+    What padding holds is not looked at.
+    """
+    if is_output(key) or x.dtype == bool:
         return
-    if real is not None and letters[2:3] == ["T"]:
-        x = (x if as_stored(key, letters, layout) != letters else x.swapaxes(1, 2))[real]
-    log = key == "g" or key.startswith("g_") or key == "opt.bias"
-    bad = np.isnan(x) | (x == np.inf) if log else ~np.isfinite(x)
-    if bad.any():
-        raise DumpError(f"{key} holds {'NaN' if np.isnan(x).any() else 'infinity'} in {int(bad.sum())} of {x.size} places" + (" (only -inf means something)" if log else ""))
+    if real is not None and letters[2] in "TN" and not is_score(key):
+        x = x.swapaxes(1, 2)[real]
+    gate = key == "g" or key.startswith("g_")
+    for what, bad in dict(NaN=np.isnan(x), infinity=x == np.inf if gate or key == "opt.bias" else np.isinf(x)).items():
+        if bad.any():
+            raise DumpError(f"{key} holds {what} in {bad.sum()} of {x.size} places")
+    if gate and (x > 0).any():
+        raise DumpError(f"{key} is the natural logarithm of a decay, at most 0: it is positive in {(x > 0).sum()} of {x.size} places")
 
 
 def ours(key, x, letters, layout):

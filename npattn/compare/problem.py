@@ -19,7 +19,7 @@ SCORES = ("mask", "bias")                                # arrays that are added
 
 @dataclass(frozen=True)
 class Problem:
-    """Arrays by name: the mechanism's own (B, heads, T, …), where mask and bias are (B or 1, heads or 1, T or 1, n + T or 1); the incoming
+    """Arrays by name: the mechanism's own (B, heads, T, …), where mask and bias are (B or 1, heads or 1, T or 1, n + N or 1); the incoming
     gradients `do` and `dfinal_state`; a state (B, heads, …), with one row for each packed sequence, its parts by name, as in state.S."""
     mechanism: Mechanism                                 # its row of the catalogue
     arrays: Mapping[str, Any]
@@ -35,15 +35,11 @@ def evaluate(problem, form="chunk", gradients=False, **keywords):
     `form` is loop, matrix or chunk; `keywords` (such as chunk_size) go to it.  ValueError or TypeError where the mechanism refuses its arguments.
     """
     q, k = (problem.arrays[name] for name in "qk")
-    given, few, queries, T = dict(problem.arrays), k.shape[1], q.shape[2], k.shape[2]
-    if problem.l2norm:
-        given |= dict(q=l2norm(q), k=l2norm(k))
-    if queries < T:                                      # query i stands at position i; nobody asks at the later ones
-        given |= {name: lengthen(given[name], queries, T) for name in ("q", "do", *SCORES) if name in given}
-    given = {name: grouped(x, few) for name, x in given.items()}
+    normal = dict(q=l2norm(q), k=l2norm(k)) if problem.l2norm else {}
+    given = {name: grouped(x, k.shape[1]) for name, x in {**problem.arrays, **normal}.items()}
 
     whole = {}
-    for part in segments(problem, T):
+    for part in segments(problem):
         own = {name: x[place(name, x.shape, part)] for name, x in given.items()}
         for name, y in call(problem, form, gradients, keywords, own).items():
             if part is None:
@@ -54,8 +50,6 @@ def evaluate(problem, form="chunk", gradients=False, **keywords):
                 whole[name][place(name, whole[name].shape, part)] += y
 
     whole = {name: y.reshape(y.shape[:1] + (y.shape[1] * y.shape[2],) + y.shape[3:]) for name, y in whole.items()}
-    if queries < T:
-        whole |= {name: whole[name][:, :, :queries] for name in ("o", "dq", "dbias") if name in whole}
     if gradients and problem.l2norm:
         whole |= dict(dq=l2norm_vjp(whole["dq"], q), dk=l2norm_vjp(whole["dk"], k))
     return whole
@@ -89,12 +83,12 @@ def takes(mechanism):
 
 # --- tokens that belong together ---------------------------------------------------------------------------------
 
-def segments(problem, T):
+def segments(problem):
     """What runs alone: a packed sequence, or the real tokens of a padded row, as (batch rows, tokens, columns of the scores, rows of the state).
 
     None stands for everything at once.
     """
-    real, cu = problem.real, problem.cu_seqlens
+    real, cu, T = problem.real, problem.cu_seqlens, problem.arrays["k"].shape[2]
     if real is None and cu is None:
         return [None]
     parts = [([b], np.arange(T), [b]) for b in range(len(real))] if cu is None else \
@@ -136,10 +130,3 @@ def grouped(x, few):
     """(B, heads, …) to (B, few, G, …), where `few` is the number of key heads; (B, 1, 1, …) for one head that stands for all."""
     H = min(few, x.shape[1])
     return x.reshape(x.shape[:1] + (H, x.shape[1] // H) + x.shape[2:])
-
-
-def lengthen(x, queries, T):
-    """Rows of zeros (False) after the `queries` that there are; one row that stands for all stays."""
-    if x.shape[2] != queries:
-        return x
-    return np.concatenate([x, np.zeros(x.shape[:2] + (T - queries,) + x.shape[3:], x.dtype)], axis=2)

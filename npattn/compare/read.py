@@ -12,7 +12,7 @@ import numpy as np
 
 from ..catalogue import CATALOGUE
 from ..core.arguments import leaf_names
-from .layout import LAYOUTS, DumpError, check_sizes, check_values, is_output, key_axes, ours, read_tokens, sizes_of
+from .layout import LAYOUTS, DumpError, check_type, check_values, heads, is_output, key_axes, ours, read_tokens, sizes_of
 from .problem import Problem, takes
 
 ALIASES = {"sliding_window_attention": "softmax_attention"}                  # the name says that opt.window is meant
@@ -39,15 +39,19 @@ def read(source, mechanism=None, layout=None):
     check_keys(row, arrays, table)
     options = read_options(row, mechanism, arrays)
     main = {key: x for key, x in arrays.items() if key in table}
+    for key, x in main.items():
+        check_type(key, x)
     try:
         sizes = sizes_of(main, table, layout)
     except DumpError as error:
         raise DumpError(f"{error}{otherwise(row, main, table, layout)}") from None
-    check_sizes(row, sizes)
-    real, cu = read_tokens(arrays, sizes, layout)
-    for key, x in main.items():
-        check_values(key, x, table[key], real, layout)
+    few, many = heads(row)
+    if not sizes[few] or sizes[many] % sizes[few]:
+        raise DumpError(f"{many} = {sizes[many]} is no multiple of {few} = {sizes[few]} heads")
+    real, cu = read_tokens(arrays, sizes)
     whole = {key: ours(key, x, table[key], layout) for key, x in main.items()}
+    for key, x in whole.items():
+        check_values(key, x, table[key], real)
     outputs = {key: x for key, x in whole.items() if is_output(key)}
     inputs = {key.removeprefix("opt."): x for key, x in whole.items() if key not in outputs}
     check_outputs(outputs, inputs, row, real is not None or cu is not None)
@@ -142,7 +146,7 @@ def otherwise(row, arrays, table, layout):
         return f"; all arrays fit layout {other}"
     except DumpError:
         fit = [name for name in fitting(arrays) if name != row.name]
-        return f"; as many axes have the arrays of {', '.join(fit)}" if fit and row.name not in fitting(arrays) else ""
+        return f"; these arrays fit {', '.join(fit)}" if fit and row.name not in fitting(arrays) else ""
 
 
 def check_keys(row, arrays, table):
@@ -172,7 +176,7 @@ def read_options(row, mechanism, arrays):
         if not key.startswith("opt.") or key in ("opt.mask", "opt.bias"):
             continue
         if x.size != 1 or x.dtype.kind not in "fiub" or not np.isfinite(x).all():
-            raise DumpError(f"{key} must be one finite number, not {x.dtype} {x.shape}")
+            raise DumpError(f"{key} must be one finite number, not {x.dtype} {x.shape if x.size != 1 else x.item()}")
         x = x.item()
         if key in ("opt.use_qk_l2norm", "opt.causal"):
             if x not in (0, 1):

@@ -6,7 +6,7 @@ import numpy as np
 from .measure import LEVELS, by_chunk, digits, picture, profile
 
 CHUNK = 64
-NAMES = dict(B="batch", N="sequence", H="head", HV="head", Hkv="head", Hq="head", T="token", Tq="token", n="token", K="row", V="column")
+NAMES = dict(B="batch", S="sequence", H="head", HV="head", Hkv="head", Hq="head", T="token", N="token", n="token", K="column", V="column")
 
 
 @dataclass(frozen=True)
@@ -27,9 +27,10 @@ class Row:
         """The place of the largest error, by the name of the axis."""
         if self.error.where is None:
             return {}
-        names = [NAMES.get(letter, "token" if "T" in letter else letter) for letter in self.axes]
-        names = [("key column" if name == "row" and len(self.axes) != 4 else name) for name in names]
-        return {name: index for name, index in zip(names, self.error.where)}
+        names = [NAMES.get(letter, "key") for letter in self.axes]           # key: n + N
+        if "V" in self.axes and "K" in self.axes:
+            names[self.axes.index("K")] = "row"
+        return dict(zip(names, self.error.where))
 
     @property
     def by_head(self):
@@ -38,7 +39,7 @@ class Row:
     @property
     def by_token(self):
         """None for a state."""
-        return profile(self.error.each, 2) if "T" in self.axes[2] else None
+        return profile(self.error.each, 2) if self.axes[2][-1] in "TNn" else None
 
     def as_dict(self):
         return dict(name=self.name, right=self.right, shape=list(self.shape), relative=plain(self.error.relative), absolute=plain(self.error.absolute),
@@ -70,9 +71,9 @@ class Report:
                     precision=self.precision, level=self.level, outputs=[row.as_dict() for row in self.rows])
 
     def __str__(self):
-        sizes = ", ".join(f"{letter} = {n}" for letter, n in self.sizes.items() if letter != "n + T")
+        sizes = ", ".join(f"{letter} = {n}" for letter, n in self.sizes.items() if len(letter) < 4)
         lines = [f"{self.mechanism}, layout {self.layout}: {sizes}", *(f"  {line}" for line in self.assumed),
-                 f"  outputs rounded to {self.precision}: right means a relative error of at most {self.level:.0e}", ""]
+                 f"  outputs hold {self.precision} values: right means a relative error of at most {self.level:.0e}", ""]
         wide = max(len(row.name) for row in self.rows)
         lines += [f"{'':{wide}}  verdict  relative  absolute  at its largest"]
         for row in self.rows:
@@ -80,7 +81,7 @@ class Report:
             lines += [f"{row.name:{wide}}  {'right' if row.right else 'WRONG':7}  {e.relative:8.1e}  {e.absolute:8.1e}  "
                       f"{e.got:.6g}, expected {e.expected:.6g}, at {place or 'nothing to compare'}" +
                       (f"; NaN or infinite in {e.nonfinite} of {e.each.size} places" if e.nonfinite else "")]
-        lines += ["", "Right decimal digits (0 to 9 are most; x is NaN or infinite):"]
+        lines += ["", "Right decimal digits, 0 to 9 (x: NaN or infinite):"]
         for row in self.rows:
             lines += [f"{row.name:{wide}}  {'  '.join(pictures(row))}"]
         wrong = [row.name for row in self.rows if not row.right]
