@@ -66,7 +66,7 @@ def main(argv=None):
     """Run a command; returns the exit status."""
     try:
         status = run(argv)
-        sys.stdout.flush()
+        print(end="", flush=True)
         return status
     except BrokenPipeError:                              # whoever was reading has left, as `head` does: nothing more to say
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

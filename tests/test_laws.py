@@ -31,7 +31,7 @@ def test_law(row, law, options):
     assert found.what != "nothing to compare"
 
 
-@pytest.mark.parametrize("row", CATALOGUE.values(), ids=lambda row: row.name)
+@pytest.mark.parametrize("row", list(CATALOGUE.values()), ids=lambda row: row.name)
 def test_catalogue_row(row):
     assert getattr(npattn, row.name) is row.module
     assert Path(row.module.__file__) == PACKAGE / row.family / f"{row.name}.py"
@@ -40,7 +40,7 @@ def test_catalogue_row(row):
     assert list(row.axes)[:3] == ["q", "k", "v"] and list(row.axes)[-1] == "state"
 
 
-@pytest.mark.parametrize("row", CATALOGUE.values(), ids=lambda row: row.name)
+@pytest.mark.parametrize("row", list(CATALOGUE.values()), ids=lambda row: row.name)
 def test_signatures(row):
     """q, k, v by position, everything else by keyword; arguments in the order of AXES, then the options, then states and chunk_size."""
     def parameters(form):
