@@ -26,11 +26,11 @@ def close(a, b, tolerance=1e-12):
     assert np.abs(a - b).max(initial=0) <= tolerance * np.abs(b).max(initial=0)
 
 
-def close_gradients(dx, dweights, z, x="x"):
-    close(dx, z[f"grad_first.{x}"])
+def close_gradients(dx, dweights, z, x="x", tolerance=1e-12):
+    close(dx, z[f"grad_first.{x}"], tolerance)
     assert {f"grad_first.weight:{name}" for name in dweights} == {key for key in z if key.startswith("grad_first.weight:")}
     for name, d in dweights.items():
-        close(d, z[f"grad_first.weight:{name}"])
+        close(d, z[f"grad_first.weight:{name}"], tolerance)
 
 
 def against_tape(f, f_vjp, x, weights, **options):
