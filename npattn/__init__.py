@@ -2,3 +2,4 @@
 from .delta import delta_rule, gated_delta_rule, gated_delta_rule_predict_first, kda
 from .linear import gla, linear_attention, normalized_linear_attention, simple_gla
 from .softmax import softmax_attention
+from .sparse import block_topk_attention
