@@ -81,7 +81,7 @@ class Report:
             lines += [f"{row.name:{wide}}  {'right' if row.right else 'WRONG':7}  {e.relative:8.1e}  {e.absolute:8.1e}  "
                       f"{e.got:.6g}, expected {e.expected:.6g}, at {place or 'nothing to compare'}" +
                       (f"; NaN or infinite in {e.nonfinite} of {e.each.size} places" if e.nonfinite else "")]
-        lines += ["", "Right decimal digits, 0 to 9 (x: NaN or infinite):"]
+        lines += ["", "Right digits, counted from the largest entry, 0 to 9 (x: NaN or infinite):"]
         for row in self.rows:
             lines += [f"{row.name:{wide}}  {'  '.join(pictures(row))}"]
         wrong = [row.name for row in self.rows if not row.right]
