@@ -100,7 +100,7 @@ CATALOGUE = {row.name: row for row in (
               makers=frozen(dict(k=unit)),
               reductions=frozen(dict(gated_delta_rule=lambda x, log: dict(x, g=np.repeat(x["g"][..., None], x["k"].shape[-1], -1))))),
     Mechanism("softmax_attention", "softmax", "every token weighs all earlier ones", "Vaswani et al., 2017, arXiv 1706.03762; Dao, 2023, arXiv 2307.08691",
-              variants=(dict(window=3), dict(causal=False)), exact=False, analytic=True),
+              variants=(dict(window=3), dict(causal=False)), exact=False),
     Mechanism("block_topk_attention", "sparse", "softmax over the blocks whose mean key scores highest", "Lu et al., 2025, arXiv 2502.13189",
-              options=frozen(dict(block_size=3, topk=2, causal=True)), variants=(dict(causal=False),), exact=False, analytic=False),
+              options=frozen(dict(block_size=3, topk=2, causal=True)), variants=(dict(causal=False),), exact=False),    # analytic: a choice goes by real parts
 )}
