@@ -87,8 +87,8 @@ def scale_of(scale, q):
 
 def number(name, x):
     """`x` as a plain number, which never widens an array; TypeError for what is none."""
-    if x is None or isinstance(x, (bool, numpy.bool_, str)) or getattr(x, "shape", ()) != ():
-        raise TypeError(f"{name} must be one number, not {x!r}")
+    if x is None or isinstance(x, (bool, numpy.bool_, str, list, tuple)) or getattr(x, "shape", ()) != ():
+        raise TypeError(f"{name} must be one number, not {f'an array {x.shape}' if hasattr(x, 'shape') else repr(x)}")
     return x.item() if hasattr(x, "item") else x
 
 
@@ -172,8 +172,10 @@ def count(name, n):
 
 def check_array(name, x):
     kind = getattr(getattr(x, "dtype", None), "kind", None)
-    if kind is None or not hasattr(x, "ndim"):
+    if kind is None or not hasattr(x, "__array_ufunc__"):
         raise TypeError(f"{name} must be a NumPy or CuPy array, not {type(x).__name__}")
+    if isinstance(x, (numpy.ma.MaskedArray, numpy.matrix)):
+        raise TypeError(f"{name} must be a plain array, not a {type(x).__name__}")
     if kind not in "fcO":
         raise TypeError(f"{name} must hold floats, complex numbers or objects such as fractions, not {x.dtype}")
 

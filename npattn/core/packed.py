@@ -8,6 +8,7 @@ from itertools import pairwise
 
 import numpy
 
+from .arguments import check
 from .arrays import array_module
 from .blocks import at, cut, split
 from .states import map_state
@@ -20,8 +21,8 @@ def packed(form, q, k, v, *, cu_seqlens, state=None, **others):
     """
     axes = axes_of(form)
     tokens, options = split(axes, dict(q=q, k=k, v=v, **others))
-    outputs, states = [], []
-    for n, b in enumerate(sequences(cu_seqlens, q.shape[-2], state)):
+    outputs, states, T = [], [], check(axes, tokens)["T"]
+    for n, b in enumerate(sequences(cu_seqlens, T, state)):
         o, final = form(**cut(tokens, axes, b), **options, state=row(state, n))
         outputs.append(o)
         states.append(final)
@@ -33,8 +34,8 @@ def packed_vjp(form_vjp, do, q, k, v, *, cu_seqlens, state=None, dfinal_state=No
     """`form_vjp` on every sequence alone: gradients by argument name, that of the state with N rows."""
     axes = axes_of(form_vjp)
     tokens, options = split(axes, dict(q=q, k=k, v=v, **others))
-    xp, whole, states = array_module(q), {}, []
-    for n, b in enumerate(sequences(cu_seqlens, q.shape[-2], state, dfinal_state)):
+    xp, whole, states, T = array_module(q), {}, [], check(axes, dict(tokens, do=do))["T"]
+    for n, b in enumerate(sequences(cu_seqlens, T, state, dfinal_state)):
         d = form_vjp(do[..., b, :], **cut(tokens, axes, b), **options, state=row(state, n), dfinal_state=row(dfinal_state, n))
         states.append(d.pop("state"))
         for name, x in d.items():
