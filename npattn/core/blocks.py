@@ -10,6 +10,7 @@ import numpy
 
 from .arguments import check
 from .arrays import array_module
+from .states import leaves
 
 
 def chunk(matrix):
@@ -41,8 +42,9 @@ def chunk_vjp(matrix, matrix_vjp):
         tokens, options = split(axes, dict(q=q, k=k, v=v, **others))
         T = count_tokens(axes, dict(tokens, do=do, state=state, dfinal_state=dfinal_state), chunk_size)
         steps, states = list(blocks(T, chunk_size)), [state]
+        deepest = max(x.ndim for x in (*tokens.values(), *leaves(state)))
         for b in steps[:-1]:
-            states.append(matrix(**cut(tokens, axes, b), **options, state=states[-1])[1])
+            states.append(matrix(**dict(cut(tokens, axes, b), q=unread(q, b, deepest)), **options, state=states[-1])[1])
         whole = {}
         for b in reversed(steps):
             d = matrix_vjp(do[..., b, :], **cut(tokens, axes, b), **options, state=states.pop(), dfinal_state=dfinal_state)
@@ -80,6 +82,11 @@ def token_axis(kind):
     """
     letters = kind.split()
     return next(axis for axis in range(-len(letters), 0) if letters[axis] in ("T", "N"))
+
+
+def unread(q, b, n):
+    """Tokens `b` of q, zero times over: in front of up to n axes stands one of length 0.  With it a form computes the state alone, which no query changes."""
+    return array_module(q).empty((0,) + (1,) * n + (b.stop - b.start, q.shape[-1]), q.dtype)
 
 
 def split(axes, arguments):

@@ -53,20 +53,11 @@ def crossing(W, first, last, through):
 
     Sums of the paths themselves, not differences of larger sums: exactly 0 at a reset, where every crossing path carries a factor 0.
     """
-    xp = array_module(W)
-    W = after(after(xp.tril(W, -1), -2), -1, strictly=True, reverse=True)    # T T   [t, t]: rows from t on, columns before t
-    return xp.diagonal(W, axis1=-2, axis2=-1) + after(first, -1) + after(last, -1, strictly=True, reverse=True) + through
-
-
-def after(x, axis, strictly=False, reverse=False):
-    """y[t] = x[t] + x[t+1] + ...; `strictly` leaves x[t] out, `reverse` sums what is before t instead of after."""
-    xp = array_module(x)
-    if not reverse:
-        x = xp.flip(x, axis)
-    if strictly:                                         # shifted by one: y - x would not be exact
-        x = xp.concatenate([xp.zeros_like(xp.take(x, range(min(1, x.shape[axis])), axis)), xp.take(x, range(x.shape[axis] - 1), axis)], axis)
-    y = xp.cumsum(x, axis)
-    return y if reverse else xp.flip(y, axis)
+    xp, T = array_module(W), W.shape[-1]
+    one = xp.ones((T, T), W.dtype)
+    ahead = xp.triu(one) @ W                                                 # T T   [t, j]: sum over i >= t
+    ends = first[..., None, :] @ xp.tril(one) + last[..., None, :] @ xp.triu(one, 1)               # 1 T
+    return xp.tril(ahead, -1).sum(-1) + ends[..., 0, :] + through
 
 
 def decay_vjp(dD, da, dz, dA, g):

@@ -88,17 +88,18 @@ def matrix_vjp(do, q, k, v, *, g, beta, scale=None, state=None, dfinal_state=Non
     de = b * dd                                                              # T V
     dP, dL = do @ d.mT, -(dd @ d.mT)                                         # T T
     dqk, dkk = dP * D, xp.tril(b * dL * D, -1)                               # T T   adjoints of q k^T and k k^T
-    ado, ade, dkS = a * do, a * de, z * (d @ dS.mT)                          # T V, T V, T K   through the two states
+    dqS, dkS, dkz = a * do @ S.mT, a * de @ S.mT, z * (d @ dS.mT)            # T K, T K, T K   through the two states
 
-    dq = dqk @ k + ado @ S.mT
-    dk = dqk.mT @ q + (dkk + dkk.mT) @ k - ade @ S.mT + dkS
-    dbeta = (dd * y).sum(-1) + (dL * M).sum(-1)
-    dstate = q.mT @ ado - k.mT @ ade + A * dS
     dg = crossing(dP * P + b * dL * M,                                       # token to token
-                  (ado * (q @ S)).sum(-1) - (ade * (k @ S)).sum(-1),         # first state to token
-                  (k * dkS).sum(-1),                                         # token to last state
+                  (q * dqS - k * dkS).sum(-1),                               # first state to token
+                  (k * dkz).sum(-1),                                         # token to last state
                   (A * S * dS).sum((-1, -2), keepdims=True)[..., 0])         # first state to last state
-    return back(q=dq, k=dk, v=de, g=dg, beta=dbeta, state=dstate)
+    return back(q=dqk @ k + dqS,
+                k=dqk.mT @ q + (dkk + dkk.mT) @ k - dkS + dkz,
+                v=de,
+                g=dg,
+                beta=(dd * y).sum(-1) + (dL * M).sum(-1),
+                state=q.mT @ (a * do) - k.mT @ (a * de) + A * dS)
 
 
 chunk = blocks.chunk(matrix)
