@@ -39,7 +39,7 @@ def test_check_of_two_mechanisms(capsys):
 def test_check_says_why_a_law_does_not_apply(capsys):
     status, out, _ = run(capsys, "check", "gated_delta_rule_predict_first")
     assert status == 0 and out.splitlines()[2].split()[9] == "-"
-    assert "- no framework's values ship with npattn: framework data of gated_delta_rule_predict_first" in out
+    assert "- no framework's values ship with npattn: gated_delta_rule_predict_first\n" in out
 
 
 def test_check_in_json(capsys):

@@ -1,4 +1,5 @@
 """Every law catches something: a form or a gradient that is wrong on purpose makes it fail, and `check` end with status 1."""
+import dataclasses
 import functools
 import json
 
@@ -259,6 +260,13 @@ def test_a_law_catches_what_is_wrong(monkeypatch, law, mutation):
     assert holds_unbroken(law)
     break_it(monkeypatch, mutation)
     assert not judge(LAWS[law], ROW).ok
+
+
+def test_central_differences_catch_it_where_no_complex_step_applies(monkeypatch):
+    row = dataclasses.replace(ROW, analytic=False)
+    assert judge(LAWS["complex step"], row).error is None and judge(LAWS["central differences"], row).ok
+    break_it(monkeypatch, dbeta_without_the_prediction)
+    assert not judge(LAWS["central differences"], row).ok
 
 
 def test_every_law_is_shown_to_catch_something():

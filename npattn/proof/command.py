@@ -110,11 +110,11 @@ def notes(found):
     why, verdicts = defaultdict(list), [(name, v) for name, vs in found.items() for v in vs.values()]
     for name, v in verdicts:
         if v.error is None and v.law in shown and not (v.law == "central differences" or v.law == "complex step"):
-            why[v.what].append(f"{v.law} of {name}")
+            why[v.what].append(name)
     lines = ["A figure is the largest relative error of any case; 0 is equal: bit for bit, or as fractions."]
     lines += [f"{name} is not analytic: its gradients are held against central differences, not the complex step" for name, v in verdicts
               if v.law == "central differences" and v.error is not None]
-    lines += [f"- {reason}: {', '.join(names)}" for reason, names in why.items()]
+    lines += [f"- {reason}: {', '.join(dict.fromkeys(names))}" for reason, names in why.items()]
     failed = [f"FAIL {name}, {v.law}: {v.what}; error {v.error:.1e}, at most {v.tolerance:.0e}" for name, v in verdicts if not v.ok]
     applied = sum(v.error is not None for _, v in verdicts)
     return "\n".join(lines + failed + [f"{applied - len(failed)} of {applied} laws hold, {len(found)} mechanism{'s' * (len(found) > 1)}."])
