@@ -24,6 +24,18 @@ COMMANDS = dict(
              [argument("path", metavar="DUMP.npz", help="inputs and outputs of one call; derivations/dump_format.md"),
               argument("--mechanism", metavar="NAME", help="if the dump does not say"),
               argument("--layout", choices=("bthd", "bhtd"), help="if the dump does not say"), JSON]),
+    table=("npattn.table:table_command", "every intermediate number of a small example, in fractions",
+           [argument("mechanism", metavar="MECHANISM", help="one with a state of fixed size, such as gated_delta_rule"),
+            argument("--tokens", type=int, metavar="T", help="as many as --decay or --beta has entries, else 4"),
+            argument("--keys", choices=("identity", "cycle", "random"), default="cycle",
+                     help="q = k = v = I; or e1, e2, ... e1, e2, ... for q, k and v, the default; or random ones of length 1"),
+            argument("--width", type=int, default=2, metavar="K", help="of keys and values, for cycle and random; default 2"),
+            argument("--decay", metavar="FACTORS",
+                     help='in 0 ... 1, not logarithms, one for all tokens or one a token: "1, 1/2, 1, 1/2"; per channel "1 1/2, 1/2 1"; default 1'),
+            argument("--beta", metavar="STRENGTHS", help="one for all tokens or one a token; default 1"),
+            argument("--chunk", type=int, metavar="C", help="the matrix form, C tokens at a time, instead of the loop"),
+            argument("--exact", action="store_true", help="every fraction as it is; otherwise one of more than 9 characters is printed as a decimal"),
+            argument("--seed", type=int, default=0, help="of the random keys; default 0")]),
 )
 
 

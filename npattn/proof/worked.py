@@ -196,7 +196,7 @@ def inside(mechanism, state, *, q, k, v, g=None, beta=None):
     """The quantities of one chunk, from their definitions: (those on the way to d, those on the way to o, the carry)."""
     f, S = factors(k, g), state[0]
     D, a = products(f), np.cumprod(f, 0)                                     # T T (K or 1), T (K or 1)
-    z, writes, d = D[-1], {} if g is None else {"D": channels(D)}, v
+    z, writes, d = D[-1], {} if g is None else channels(D), v
     if beta is not None:
         Dk, ak = D, a
         if mechanism in BEFORE_DECAY:                                        # on the way to a prediction, one gate less
@@ -220,5 +220,5 @@ def products(f):
 
 
 def channels(D):
-    """(T, T, 1) as one matrix, (T, T, K) as K of them."""
-    return D[..., 0] if D.shape[-1] == 1 else np.moveaxis(D, -1, 0)
+    """(T, T, 1) as one column of the table, (T, T, K) as one for each channel."""
+    return {"D": D[..., 0]} if D.shape[-1] == 1 else {f"D, channel {c + 1}": D[..., c] for c in range(D.shape[-1])}
