@@ -428,6 +428,13 @@ def test_refused_by_the_mechanism(attention):
         check_dump(attention | {"mechanism": "softmax_attention", "o": np.ones((2, 6, 4, 5)), "opt.mask": np.ones((6, 6), int)})
     with pytest.raises(DumpError, match="nor broadcasts to it"):
         check_dump(attention | {"mechanism": "softmax_attention", "o": np.ones((2, 6, 4, 5)), "opt.mask": np.ones((3, 6, 6), bool)})
+    for bias in None, np.ones((6, 6)):
+        with pytest.raises(DumpError, match="dbias must have the shape of opt.bias"):
+            check_dump(attention | {"mechanism": "softmax_attention", "do": np.ones((2, 6, 4, 5)), "opt.bias": bias, "dbias": np.ones((1, 6))})
+    with pytest.raises(DumpError, match="leave it out"):
+        check_dump(attention | {"mechanism": "softmax_attention", "mask": np.ones((2, 6)), "final_state.k": attention["k"], "final_state.v": attention["v"]})
+    with pytest.raises(DumpError, match="as many queries as keys"):
+        check_dump(attention | {"mechanism": "softmax_attention", "mask": np.ones((2, 5)), "q": attention["q"][:, :5], "o": np.ones((2, 5, 4, 5))})
 
 
 def npz(**arrays):

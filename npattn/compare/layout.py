@@ -131,4 +131,4 @@ def ours(key, x, letters, layout):
         x = x.reshape((1,) * (4 - x.ndim) + x.shape)
     elif as_stored(key, letters, layout) != letters:
         x = x.swapaxes(1, 2)
-    return x if x.dtype == bool else x.astype(np.float64)
+    return x if x.dtype == bool else x.astype(np.float64, order="C")

@@ -195,5 +195,7 @@ def check_outputs(outputs, inputs, row, in_parts):
         raise DumpError("there is nothing to compare: no o, no final_state and no gradient (dq, dk, …)")
     if gradients and not any(key == "do" or key.startswith("dfinal_state") for key in inputs):
         raise DumpError(f"{', '.join(gradients)} cannot be checked without do or dfinal_state, the gradients that came in")
+    if "dbias" in outputs and ("bias" not in inputs or outputs["dbias"].shape != inputs["bias"].shape):
+        raise DumpError("dbias must have the shape of opt.bias")
     if in_parts and not row.recurrent and any("final_state" in key for key in (*outputs, *inputs)):
         raise DumpError("final_state: the caches of padded or packed sequences have different lengths; leave it out")
