@@ -28,7 +28,7 @@ from .functions import finite
 def attend(q, k, v, bias, tiles, size):
     """(o, m, z) for tiles of `size` queries: q (..., T, K) scaled, k (..., N, K), v (..., N, V), bias over the scores or None."""
     xp, lead = array_module(q, k, v), numpy.broadcast_shapes(q.shape[:-2], k.shape[:-2], v.shape[:-2])
-    dtype = numpy.result_type(q, k, v, *(() if bias is None else (bias,)))
+    dtype = numpy.result_type(*(x.dtype for x in (q, k, v, bias) if x is not None))
     new = lambda T, D, fill=0: xp.full(lead + (T, D), fill, dtype)
     o, m, z = new(q.shape[-2], v.shape[-1]), new(q.shape[-2], 1, -numpy.inf).real, new(q.shape[-2], 1)
     for i in blocks(q.shape[-2], size):
@@ -49,7 +49,7 @@ def attend_vjp(do, q, k, v, bias, tiles, size, dk, dv, dbias):
     """dq for the q that was given; adds to dk, dv and, where there is a bias, dbias (of the bias's shape)."""
     xp = array_module(q, k, v)
     o, m, z = attend(q, k, v, bias, tiles, size)
-    dq = xp.zeros(o.shape[:-1] + q.shape[-1:], numpy.result_type(o, do))
+    dq = xp.zeros(o.shape[:-1] + q.shape[-1:], numpy.result_type(o.dtype, do.dtype))
     for i in blocks(q.shape[-2], size):
         qi, base, w = q[..., i, :], finite(m[..., i, :]), do[..., i, :] / (z[..., i, :] + (z[..., i, :] == 0))     # i K, i 1, i V
         delta = (w * o[..., i, :]).sum(-1, keepdims=True)                    # i 1   do / z for do: then e^(s - m) stands for p
