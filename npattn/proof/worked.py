@@ -144,7 +144,7 @@ def run(row, form, x, state):
 
 def named(state, when):
     """{"S before": S}, and z with it where the state is a pair."""
-    return {f"{name} {when}": x for name, x in zip(getattr(state, "_fields", "S"), leaves(state))}
+    return {f"{name} {when}": x for name, x in zip(getattr(state, "_fields", ("S",)), leaves(state))}
 
 
 def factors(k, g):
