@@ -68,7 +68,8 @@ def row(report, name):
 
 # --- right and wrong ---------------------------------------------------------------------------------------------
 
-@pytest.mark.parametrize("change", [{}, dict(l2=True), dict(scale=0.3), dict(H=1, HV=3), dict(H=4), dict(T=1, B=1, H=1, HV=1), dict(T=0), dict(T=130, B=1)], ids=str)
+@pytest.mark.parametrize("change", [{}, dict(l2=True), dict(scale=0.3), dict(H=1, HV=3), dict(H=4), dict(T=1, B=1, H=1, HV=1), dict(T=0), dict(T=130, B=1)],
+                         ids=str)
 def test_right(change):
     report = check_dump(right(**change))
     assert isinstance(report, Report) and report.right and report.precision == "float64"
@@ -131,7 +132,8 @@ def bfloat16(x):
 
 
 @pytest.mark.parametrize("name, rounded", [("float32", lambda x: x.astype(np.float32)), ("float16", lambda x: x.astype(np.float16)), ("bfloat16", bfloat16),
-                                           ("bfloat16", lambda x: bfloat16(x).astype(np.float64)), ("float16", lambda x: x.astype(np.float16).astype(np.float32))])
+                                           ("bfloat16", lambda x: bfloat16(x).astype(np.float64)),
+                                           ("float16", lambda x: x.astype(np.float16).astype(np.float32))])
 def test_rounding_is_no_error(name, rounded):
     dump = right()
     report = check_dump(dump | {key: rounded(dump[key]) for key in ("o", "final_state")})
@@ -202,6 +204,7 @@ def test_padding(side):
     dump = dict(x, mechanism="gated_delta_rule", mask=real, o=o, final_state=final)
     report = check_dump(dump)
     assert report.right and max(row.error.relative for row in report.rows) < 1e-13
+    assert (row(report, "o").error.each[1][:, ~kept] == -1).all() and (row(report, "o").error.each[1][:, kept] >= 0).all()
     for key in ("q", "k", "v", "g", "beta"):
         x[key][1, ~kept] = -0.5
     assert not check_dump({key: y for key, y in dump.items() if key != "mask"}).right
@@ -386,8 +389,7 @@ UNUSABLE = {
     "a factor for a logarithm": (dict(g=np.full((2, 9, 4), 0.9)), "g is the natural logarithm of a decay.*positive in 72 of 72"),
     "three axes": (dict(q=np.ones((9, 2, 3))), r"q \(9, 2, 3\) is not \[B, T, H, K\]"),
     "another length": (dict(beta=np.ones((2, 8, 4))), "T is 8 here and 9 in q"),
-    "heads that make no groups": (dict(v=np.ones((2, 9, 3, 5)), g=-np.ones((2, 9, 3)), beta=np.ones((2, 9, 3)), o=np.ones((2, 9, 3, 5)), state=None, final_state=None),
-                                  "HV = 3 is no multiple of H = 2"),
+    "heads that make no groups": (dict(q=np.ones((2, 9, 3, 3)), k=np.ones((2, 9, 3, 3))), "HV = 4 is no multiple of H = 3"),
     "transposed state": (dict(final_state=np.ones((2, 4, 5, 3))), "K is 5 here and 3 in q"),
     "output of another shape": (dict(o=np.ones((2, 4, 9, 5))), "o .* is not"),
     "mask of another shape": (dict(mask=np.ones((9, 2))), "mask must be"),
@@ -461,7 +463,8 @@ GOOD = npz(**right())
 BROKEN = {
     "empty": (b"", "no .npz file"), "text": (b"q k v", "no .npz"), "a pickle": (pickle.dumps(dict(q=1)), "never loaded"),
     "pickled objects": (npz(q=np.array([{}])), "q cannot be read.*never loaded"), "one array": (single(), "single array"),
-    "half": (GOOD[:len(GOOD) // 2], "no .npz"), "cut short": (GOOD[:-20], "no .npz"), "a flipped bit": (GOOD[:300] + bytes([GOOD[300] ^ 1]) + GOOD[301:], "q cannot be read"),
+    "half": (GOOD[:len(GOOD) // 2], "no .npz"), "cut short": (GOOD[:-20], "no .npz"),
+    "a flipped bit": (GOOD[:300] + bytes([GOOD[300] ^ 1]) + GOOD[301:], "q cannot be read"),
     "no array inside": (other_zip(notes="hi"), "notes is no array"), "half an array inside": (other_zip(**{"q.npy": single()[:-4]}), "q cannot be read"),
     "nothing inside": (other_zip(), "does not say its mechanism"),
 }
@@ -508,6 +511,7 @@ def test_an_open_file_and_foreign_arrays():
     assert check_dump(io.BytesIO(GOOD)).right
     dump = right()
     assert check_dump(dump | dict(q=Foreign(dump["q"]), layout=None)).right
+    assert repr(check_dump(dump | dict(o=2 * dump["o"]))).startswith("<Report on gated_delta_rule: [<o: wrong, relative error 1.0e+00>, <final_state: right")
     with pytest.raises(DumpError, match="q cannot be had as a NumPy array: call detach first"):
         check_dump(dump | dict(q=Broken()))
 

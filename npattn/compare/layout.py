@@ -59,8 +59,12 @@ def as_stored(key, letters, layout):
 
 def sizes_of(arrays, table, layout):
     """The size of every letter, or DumpError for the first array that does not fit."""
-    sizes, first = {}, {}
-    for key in sorted(arrays, key=lambda key: (is_score(key), any(len(letter) > 3 for letter in table[key]))):        # those with n + N last
+    sizes, first, order = {}, {}, list(table)
+
+    def turn(key):                                       # inputs go first, and before what needs n + N
+        return is_score(key), "final" in key, is_output(key), order.index(key)
+
+    for key in sorted(arrays, key=turn):
         x, letters = arrays[key], as_stored(key, table[key], layout)
         sizes |= {f"n + {keys}": sizes.get("n", 0) + sizes[keys] for keys in "TN" if keys in sizes}
         wrong = f"{key} {x.shape} is not [{', '.join(letters)}] in layout {layout}"

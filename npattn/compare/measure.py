@@ -32,7 +32,9 @@ def error(got, expected, real=None):
     >>> print(error(np.array([1., 2.5]), np.array([1., 2])).each)
     [0.   0.25]
     """
-    counted = np.ones(got.shape, bool) if real is None else np.broadcast_to(real.reshape(real.shape[:1] + (1,) + real.shape[1:] + (1,) * (got.ndim - 3)), got.shape)
+    counted = np.ones(got.shape, bool)
+    if real is not None:
+        counted = counted & np.expand_dims(real, (1, *range(3, got.ndim)))
     good = np.isfinite(expected) & counted
     size = np.abs(expected[good]).max(initial=0)
     with np.errstate(all="ignore"):

@@ -12,6 +12,7 @@ import numpy as np
 from ..catalogue import Mechanism
 from ..core.arguments import leaf_names
 from ..core.functions import l2norm, l2norm_vjp
+from ..core.heads import group, ungroup
 from ..core.states import leaves, rebuild
 
 SCORES = ("mask", "bias")                                # arrays that are added to the scores of softmax attention, or hide some of them
@@ -36,7 +37,7 @@ def evaluate(problem, form="chunk", gradients=False, **keywords):
     """
     q, k = (problem.arrays[name] for name in "qk")
     normal = dict(q=l2norm(q), k=l2norm(k)) if problem.l2norm else {}
-    given = {name: grouped(x, k.shape[1]) for name, x in {**problem.arrays, **normal}.items()}
+    given = {name: group(x, min(k.shape[1], x.shape[1]), 1 - x.ndim) for name, x in {**problem.arrays, **normal}.items()}    # B H G …
 
     whole = {}
     for part in segments(problem):
@@ -49,7 +50,7 @@ def evaluate(problem, form="chunk", gradients=False, **keywords):
                     whole[name] = np.zeros(full_shape(name, y, given, problem), y.dtype)
                 whole[name][place(name, whole[name].shape, part)] += y
 
-    whole = {name: y.reshape(y.shape[:1] + (y.shape[1] * y.shape[2],) + y.shape[3:]) for name, y in whole.items()}
+    whole = {name: ungroup(y, 2 - y.ndim) for name, y in whole.items()}
     if gradients and problem.l2norm:
         whole |= dict(dq=l2norm_vjp(whole["dq"], q), dk=l2norm_vjp(whole["dk"], k))
     return whole
@@ -84,9 +85,9 @@ def takes(mechanism):
 # --- tokens that belong together ---------------------------------------------------------------------------------
 
 def segments(problem):
-    """What runs alone: a packed sequence, or the real tokens of a padded row, as (batch rows, tokens, columns of the scores, rows of the state).
+    """What runs alone, as (batch rows, tokens, columns of the scores, rows of the state): a packed sequence, or the real tokens of a padded row.
 
-    None stands for everything at once.
+    Gathering the tokens is right for every mechanism, whatever padding holds.  None stands for everything at once.
     """
     real, cu, T = problem.real, problem.cu_seqlens, problem.arrays["k"].shape[2]
     if real is None and cu is None:
@@ -122,11 +123,3 @@ def full_shape(name, part, given, problem):
     if name == "o":
         return given["q"].shape[:1] + part.shape[1:3] + given["q"].shape[3:4] + part.shape[4:]
     return given[name.removeprefix("d")].shape
-
-
-# --- shapes ------------------------------------------------------------------------------------------------------
-
-def grouped(x, few):
-    """(B, heads, …) to (B, few, G, …), where `few` is the number of key heads; (B, 1, 1, …) for one head that stands for all."""
-    H = min(few, x.shape[1])
-    return x.reshape(x.shape[:1] + (H, x.shape[1] // H) + x.shape[2:])

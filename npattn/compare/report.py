@@ -9,9 +9,9 @@ CHUNK = 64
 NAMES = dict(B="batch", S="sequence", H="head", HV="head", Hkv="head", Hq="head", T="token", N="token", n="token", K="column", V="column")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Row:
-    """One output or gradient."""
+    """One output or gradient: its error, where it is largest, and the largest for every head and token (-1 for padding)."""
     name: str
     shape: tuple                                         # (B, heads, T, …)
     axes: list                                           # the letters of those axes
@@ -41,13 +41,21 @@ class Row:
         """None for a state."""
         return profile(self.error.each, 2) if self.axes[2][-1] in "TNn" else None
 
+    @property
+    def by_chunk(self):
+        return None if self.by_token is None else by_chunk(self.by_token, CHUNK)
+
     def as_dict(self):
-        return dict(name=self.name, right=self.right, shape=list(self.shape), relative=plain(self.error.relative), absolute=plain(self.error.absolute),
-                    where=self.where, got=plain(self.error.got), expected=plain(self.error.expected), nonfinite=self.error.nonfinite,
-                    by_head=plain(self.by_head), by_token=plain(self.by_token), by_chunk=plain(None if self.by_token is None else by_chunk(self.by_token, CHUNK)))
+        e = self.error
+        return dict(name=self.name, right=self.right, shape=list(self.shape), relative=plain(e.relative), absolute=plain(e.absolute), where=self.where,
+                    got=plain(e.got), expected=plain(e.expected), nonfinite=e.nonfinite,
+                    by_head=plain(self.by_head), by_token=plain(self.by_token), by_chunk=plain(self.by_chunk))
+
+    def __repr__(self):
+        return f"<{self.name}: {'right' if self.right else 'wrong'}, relative error {self.error.relative:.1e}>"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Report:
     """`str(report)` is what `python -m npattn compare` prints."""
     mechanism: str
@@ -69,6 +77,9 @@ class Report:
         """Plain data for json.dumps; None stands for NaN, infinity and what does not exist."""
         return dict(verdict="right" if self.right else "wrong", mechanism=self.mechanism, layout=self.layout, sizes=self.sizes, assumed=list(self.assumed),
                     precision=self.precision, level=self.level, outputs=[row.as_dict() for row in self.rows])
+
+    def __repr__(self):
+        return f"<Report on {self.mechanism}: {list(self.rows)}>"
 
     def __str__(self):
         sizes = ", ".join(f"{letter} = {n}" for letter, n in self.sizes.items() if len(letter) < 4)
@@ -94,12 +105,12 @@ def pictures(row):
         return f"{label}{f' ({many} a digit)' if many > 1 else ''} |{marks}|"
     yield say("head", *picture(row.by_head))
     if row.by_token is not None:
-        yield say(f"chunk of {CHUNK}", *picture(by_chunk(row.by_token, CHUNK)))
+        yield say(f"chunk of {CHUNK}", *picture(row.by_chunk))
         yield say("token", *picture(row.by_token))
 
 
 def plain(x):
-    """Numbers of plain Python: finite ones, None for others."""
-    if x is None or isinstance(x, np.ndarray):
-        return None if x is None else [plain(y.item()) for y in x]
-    return x if np.isfinite(x) else None
+    """Numbers of plain Python; None for NaN and infinity, and for -1 in a list: padding."""
+    if isinstance(x, np.ndarray):
+        return [plain(y) if y >= 0 else None for y in x.tolist()]
+    return x if x is not None and np.isfinite(x) else None
