@@ -36,6 +36,16 @@ COMMANDS = dict(
             argument("--chunk", type=int, metavar="C", help="the matrix form, C tokens at a time, instead of the loop"),
             argument("--exact", action="store_true", help="every fraction as it is; otherwise one of more than 9 characters is printed as a decimal"),
             argument("--seed", type=int, default=0, help="of the random keys; default 0")]),
+    cost=("npattn.cost:cost_command", "the operations of every form, what is kept, and what one token more costs",
+          [argument("--mechanism", nargs="+", required=True, metavar="NAME", help="one or more; `npattn list` names them"),
+           argument("--tokens", type=int, required=True, metavar="T", help="so many at once, or so many before the one more"),
+           argument("--heads", type=int, required=True, metavar="H", help="of queries"),
+           argument("--kv-heads", type=int, metavar="H", help="heads of keys and values, which share them among the queries; default as many"),
+           argument("--key-dim", type=int, required=True, metavar="K"), argument("--value-dim", type=int, required=True, metavar="V"),
+           argument("--layers", type=int, default=1, help="default 1"),
+           argument("--chunk", type=int, default=64, metavar="C", help="tokens in a chunk or tile; default 64"),
+           argument("--block-size", type=int, default=64, metavar="B", help="of block top-k attention; default 64"),
+           argument("--dtype-bytes", type=int, default=4, help="bytes a number; default 4")]),
 )
 
 
