@@ -1,4 +1,4 @@
-"""Gated DeltaNet, gated attention and the decoder layer: against Transformers (float64 runs), against the tape through the mechanisms' definitions, split and padded."""
+"""Gated DeltaNet, gated attention and the decoder layer: against Transformers (float64), against the tape through the definitions of the mechanisms, split, padded."""
 import numpy as np
 import pytest
 
@@ -40,10 +40,14 @@ def tables(start, T):
     return dict(cos=cos, sin=sin)
 
 
+def fixed_state(n):
+    return State(*normal(2, (2, TAPS, CHANNELS), (2, H * G, K, V)))
+
+
 # name: (module, weights, state of the right shape for n tokens before, options for tokens start … start + T)
 LAYERS = {
-    "separate": (gated_deltanet, weights_of("separate"), lambda n: State(*normal(2, (2, TAPS, CHANNELS), (2, H * G, K, V))), lambda start, T: dict(key_heads=H)),
-    "by_head": (gated_deltanet, weights_of("by_head"), lambda n: State(*normal(2, (2, TAPS, CHANNELS), (2, H * G, K, V))), lambda start, T: dict(key_heads=H)),
+    "separate": (gated_deltanet, weights_of("separate"), fixed_state, lambda start, T: dict(key_heads=H)),
+    "by_head": (gated_deltanet, weights_of("by_head"), fixed_state, lambda start, T: dict(key_heads=H)),
     "attention": (gated_attention, weights_of("attention"), lambda n: Cache(*normal(2, (2, H, n, D), (2, H, n, D))), tables)}
 LAYERS |= {
     "linear_swiglu": (decoder, decoder_weights("separate", "swiglu"), LAYERS["separate"][2], lambda start, T: dict(key_heads=H)),
@@ -238,12 +242,14 @@ def test_one_token_by_hand():
     """One head, all widths 1, one token: o = beta v q k K^-1/2 with q = k = 1, and the gated norm leaves silu(z)."""
     one = np.ones((1, 1))
     weights = {"in_proj_qkv.weight": np.full((3, 1), 2.), "in_proj_z.weight": one, "in_proj_b.weight": one, "in_proj_a.weight": one,
-               "conv1d.weight": np.array([[[9., 1]]] * 3), "A_log": np.zeros(1), "dt_bias": np.zeros(1), "norm.weight": np.full(1, 3.), "out_proj.weight": 5 * one}
+               "conv1d.weight": np.array([[[9., 1]]] * 3), "A_log": np.zeros(1), "dt_bias": np.zeros(1), "norm.weight": np.full(1, 3.),
+               "out_proj.weight": 5 * one}
     y, state = gated_deltanet.forward(one, weights, key_heads=1, eps=0)
     silu = lambda x: x / (1 + np.exp(-x))
     close(y, np.array([[5 * 3 * silu(1)]]), 1e-15)
     unit = silu(2) / np.sqrt(silu(2) ** 2 + 1e-6)
     close(state.S, np.array([[[unit * silu(2) / (1 + np.exp(-1))]]]), 1e-15)
     assert state.conv.tolist() == [[0] * 3, [2] * 3]
-    _, second = gated_deltanet.forward(0 * one, weights, key_heads=1, eps=0, state=State(0 * state.conv, state.S))           # a token of zeros writes nothing, and decays by e^-ln 2
+    _, second = gated_deltanet.forward(0 * one, weights, key_heads=1, eps=0, state=State(0 * state.conv, state.S))
+    # a token of zeros writes nothing, and decays by e^-ln 2
     close(second.S, state.S / 2, 1e-15)

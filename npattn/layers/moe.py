@@ -20,9 +20,10 @@ from .linear import above, under
 
 def forward(x, weights, *, topk, renormalize=True):
     """Expert by expert, each on the tokens that chose it."""
-    rows = x.reshape(-1, x.shape[-1])                                        # N C
+    xp, rows = array_module(x), x.reshape(-1, x.shape[-1])                   # N C
     _, W = route(rows, weights, topk, renormalize)                           # N E
     y = shared(rows, weights)                                                # N C
+    y = y + xp.zeros((), numpy.result_type(W, weights["experts.gate_up_proj"], weights["experts.down_proj"]))
     for e, chosen in choices(W):
         y[chosen] += W[chosen, e, None] * mlp.forward(rows[chosen], expert(weights, e))
     return y.reshape(x.shape)
