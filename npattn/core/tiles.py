@@ -39,8 +39,7 @@ def attend(q, k, v, bias, tiles, size):
             base = finite(top)
             s -= base
             e, fade = xp.exp(s, out=s), xp.exp(mi - base)                    # i j, i 1
-            vj = v[..., j, :]                                                # j V
-            mi, zi, a = top, fade * zi + e @ xp.ones_like(vj[..., :1]), fade * a + e @ vj    # a product sums rows faster than .sum
+            mi, zi, a = top, fade * zi + e.sum(-1, keepdims=True), fade * a + e @ v[..., j, :]
         m[..., i, :], z[..., i, :], o[..., i, :] = mi, zi, a / (zi + (zi == 0))
     return o, m, z
 
