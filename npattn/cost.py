@@ -21,37 +21,50 @@ from .proof.exact import table
 FORMS = ("loop", "matrix", "chunk")
 
 
-def cost_command(mechanism, tokens, heads, kv_heads, key_dim, value_dim, layers, chunk, block_size, dtype_bytes):
+def cost_command(mechanism, **sizes):
     """Prints the two tables and returns 0; ValueError, in one line, for what cannot be."""
-    cost_tables(mechanism, tokens, heads, kv_heads, key_dim, value_dim, layers, chunk, block_size, dtype_bytes)
+    check(mechanism, **sizes)
+    print(", ".join(f"{name.replace('_', ' ')} {n}" for name, n in sizes.items() if n is not None))
+    print()
+    operations_table(mechanism, **sizes)
+    print()
+    kept_table(mechanism, **sizes)
     return 0
 
 
-def cost_tables(mechanisms, tokens, heads, kv_heads=None, key_dim=128, value_dim=128, layers=1, chunk=64, block_size=64, dtype_bytes=4):
-    """Prints the operations of every form for `tokens` tokens, then what is kept after them and what one token more costs."""
-    for name in mechanisms:
-        if name not in CATALOGUE:
-            raise ValueError(f"there is no mechanism {name!r}: {', '.join(CATALOGUE)}")
+def operations_table(mechanisms, **sizes):
+    """Prints the operations of every form on `tokens` tokens, all heads and layers together; sizes as for `check`."""
+    rows, letters, everywhere, _ = check(mechanisms, **sizes)
+    forms = [(row, form) for row in rows for form in FORMS if multiplications(row, form, letters) is not None]
+    everywhere *= letters["T"]
+    table({"mechanism": [row.name for row, _ in forms], "form": [f"chunk of {letters['C']}" if form == "chunk" else form for _, form in forms],
+           "a token and key head": [formula(row, form) or "counted" for row, form in forms],
+           "multiplications": [in_all(multiplications(row, form, letters) * everywhere) for row, form in forms],
+           "exponentials": [in_all(exponentials(row, form, letters) * everywhere) for row, form in forms]})
+
+
+def kept_table(mechanisms, **sizes):
+    """Prints what is kept after `tokens` tokens, and what one token more costs: multiplications, and bytes read and written at the least."""
+    rows, letters, everywhere, width = check(mechanisms, **sizes)
+    table({"after them": [row.name for row in rows], "kept": [kept(row) for row in rows],
+           "bytes kept": [in_all(kept_numbers(row, letters) * everywhere * width) for row in rows],
+           "one token more: multiplications": [in_all((decoding(row, letters) or 0) * everywhere) for row in rows],
+           "bytes read and written": [in_all(moved_numbers(row, letters) * everywhere * width) for row in rows]})
+
+
+def check(mechanisms, *, tokens, heads, kv_heads=None, key_dim=128, value_dim=128, layers=1, chunk=64, block_size=64, dtype_bytes=4):
+    """(rows of the catalogue, sizes by letter, key heads of all layers, bytes a number); ValueError for what is unknown, below 1, or does not divide."""
+    unknown = [name for name in mechanisms if name not in CATALOGUE]
+    if unknown:
+        raise ValueError(f"there is no mechanism {unknown[0]!r}: {', '.join(CATALOGUE)}")
     kv_heads = heads if kv_heads is None else kv_heads
     for name, n in dict(tokens=tokens, heads=heads, kv_heads=kv_heads, key_dim=key_dim, value_dim=value_dim, layers=layers, chunk=chunk,
                         block_size=block_size, dtype_bytes=dtype_bytes).items():
         at_least_1(name, n)
     if heads % kv_heads:
         raise ValueError(f"heads must be a multiple of kv_heads: {heads} heads, {kv_heads} kv_heads")
-    sizes = dict(T=tokens, K=key_dim, V=value_dim, C=min(chunk, tokens), B=block_size, G=heads // kv_heads)
-    rows, everywhere = [CATALOGUE[name] for name in mechanisms], kv_heads * layers
-    print(f"tokens {tokens}, heads {heads}, key heads {kv_heads}, K {key_dim}, V {value_dim}, layers {layers}, bytes a number {dtype_bytes}")
-    print()
-    forms = [(row, form) for row in rows for form in FORMS if multiplications(row, form, sizes) is not None]
-    table({"mechanism": [row.name for row, _ in forms], "form": [f"chunk of {sizes['C']}" if form == "chunk" else form for _, form in forms],
-           "a token and key head": [formula(row, form) or "counted" for row, form in forms],
-           "multiplications": [in_all(multiplications(row, form, sizes) * everywhere * tokens) for row, form in forms],
-           "exponentials": [in_all(exponentials(row, form, sizes) * everywhere * tokens) for row, form in forms]})
-    print()
-    table({"after them": [row.name for row in rows], "kept": [kept(row) for row in rows],
-           "bytes kept": [in_all(kept_numbers(row, sizes) * everywhere * dtype_bytes) for row in rows],
-           "one token more: multiplications": [in_all((decoding(row, sizes) or 0) * everywhere) for row in rows],
-           "bytes read and written": [in_all(moved_numbers(row, sizes) * everywhere * dtype_bytes) for row in rows]})
+    letters = dict(T=tokens, K=key_dim, V=value_dim, C=min(chunk, tokens), B=block_size, G=heads // kv_heads)
+    return [CATALOGUE[name] for name in mechanisms], letters, kv_heads * layers, dtype_bytes
 
 
 def in_all(x):
