@@ -1,4 +1,4 @@
-"""Gated DeltaNet, gated attention and the decoder layer: against Transformers (float64), against the tape through the definitions of the mechanisms, split, padded."""
+"""Gated DeltaNet, gated attention and the decoder layer: against Transformers (float64), against the tape through their mechanisms' loops, split, padded."""
 import numpy as np
 import pytest
 
