@@ -31,6 +31,7 @@ def check_memory(ids, config, cache, attention_mask, kind):
     n, dtype = before.shape[-1], getattr(attention_mask, "dtype", None)
     if getattr(dtype, "kind", "") not in ("b", "i", "u") or not ((attention_mask == 0) | (attention_mask == 1)).all():
         raise ValueError(f"attention_mask must be an array of booleans, or of the integers 0 and 1, not {dtype or type(attention_mask).__name__}")
+    attention_mask = xp.asarray(attention_mask)
     if attention_mask.shape != lead + (n + T,):
         raise ValueError(f"attention_mask {attention_mask.shape} must be {lead + (n + T,)}: {n} cached tokens and ids {ids.shape}")
     if (attention_mask[..., :n] != before).any():

@@ -63,7 +63,8 @@ def generate(prompt, weights, config, *, max_new_tokens, temperature=0, top_k=No
     check_ids(prompt, config, least=1)
     stops = check_sampling(max_new_tokens, temperature, top_k, top_p, eos)
     weights, rng, started = prepare(weights, config), rng or numpy.random.default_rng(), time.monotonic()
-    xp, cache, ids = array_module(prompt), None, prompt.astype(numpy.int64)
+    xp, cache = array_module(weights["model.norm.weight"]), None
+    ids = xp.asarray(prompt).astype(numpy.int64)                             # n
     new, done = ids, xp.zeros(ids.shape[:-1], bool)
     for i in range(max_new_tokens):
         x, cache = hidden(new, weights, config, cache, attention_mask)
