@@ -9,7 +9,9 @@ def forward(x, weights, name):
     >>> forward(np.array([1., 10]), {"up_proj.weight": np.array([[1., 2], [3, 4], [0, 1]])}, "up_proj").tolist()
     [21.0, 43.0, 10.0]
     """
-    y = x @ weights[name + ".weight"].mT                                     # T out
+    W = weights[name + ".weight"]
+    y = x.reshape(-1, x.shape[-1]) @ W.mT                                    # N out   all tokens as rows: a batch of single tokens reads W once
+    y = y.reshape(*x.shape[:-1], W.shape[0])                                 # T out
     return y + weights[name + ".bias"] if name + ".bias" in weights else y
 
 

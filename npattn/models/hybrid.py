@@ -16,7 +16,7 @@ import numpy
 from ..core.arguments import fit
 from ..core.arrays import array_module
 from ..core.functions import logsumexp, rms_norm, rms_norm_vjp, softmax
-from ..layers import decoder, rotary
+from ..layers import decoder, linear, rotary
 from .arguments import check_ids, check_memory, check_sampling
 from .config import Config
 from .sampling import choose, progress
@@ -40,7 +40,7 @@ def forward(ids, weights, config, *, cache=None, attention_mask=None):
     """
     weights = prepare(weights, config)
     x, cache = hidden(ids, weights, config, cache, attention_mask)
-    return x @ head(weights).mT, cache
+    return linear.forward(x, weights, head(weights)), cache
 
 
 def residuals(ids, weights, config, *, cache=None, attention_mask=None):
@@ -68,7 +68,7 @@ def generate(prompt, weights, config, *, max_new_tokens, temperature=0, top_k=No
     new, done = ids, xp.zeros(ids.shape[:-1], bool)
     for i in range(max_new_tokens):
         x, cache = hidden(new, weights, config, cache, attention_mask)
-        chosen = choose(x[..., -1, :] @ head(weights).mT, temperature, top_k, top_p, rng)
+        chosen = choose(linear.forward(x[..., -1, :], weights, head(weights)), temperature, top_k, top_p, rng)
         new, attention_mask = xp.where(done, ids[..., -1], chosen)[..., None], None          # 1
         ids = xp.concatenate([ids, new], axis=-1)
         done = done | xp.isin(new[..., 0], xp.asarray(stops))
@@ -86,23 +86,23 @@ def loss_and_gradients(ids, weights, config):
     """
     check_ids(ids, config, least=2)
     weights = prepare(weights, config)
-    E, w, W, eps = weights["model.embed_tokens.weight"], weights["model.norm.weight"], head(weights), config.rms_norm_eps
-    xp = array_module(E)
+    w, eps = weights["model.norm.weight"], config.rms_norm_eps
+    xp = array_module(w)
     kept = [x for x, _ in stream(ids, weights, config, None, numpy.ones((), bool))]          # T C each
     ids, x = xp.asarray(ids), kept.pop()
     n = rms_norm(x, w, eps)[..., :-1, :]                                     # T-1 C
-    loss, dlogits = cross_entropy(n @ W.mT, ids[..., 1:])                    # T-1 vocabulary
+    loss, dlogits = cross_entropy(linear.forward(n, weights, head(weights)), ids[..., 1:])   # T-1 vocabulary
 
-    dn = xp.concatenate([dlogits @ W, xp.zeros_like(x[..., :1, :])], axis=-2)                # T C   nothing is predicted from the last token
-    dW = dlogits.reshape(-1, W.shape[0]).mT @ n.reshape(-1, W.shape[1])      # vocabulary C
-    dx, dw = rms_norm_vjp(dn, x, w, eps)
-    gradients = {"model.norm.weight": dw, "lm_head.weight": fit(dW, W)}
+    dn, gradients = linear.vjp(dlogits, n, weights, head(weights))           # T-1 C
+    dn = xp.concatenate([dn, xp.zeros_like(x[..., :1, :])], axis=-2)         # T C   nothing is predicted from the last token
+    dx, gradients["model.norm.weight"] = rms_norm_vjp(dn, x, w, eps)
     for i in reversed(range(len(kept))):
         dx, dlayer, _ = decoder.vjp(dx, kept.pop(), weights.layer(i), **options(config, 0, ids.shape[-1], x))
         gradients |= {f"model.layers.{i}.{name}": d for name, d in dlayer.items()}
-    dE = xp.zeros_like(dW) if "lm_head.weight" in weights else dW            # vocabulary C
+    dE = xp.zeros((config.vocab_size, config.hidden_size), dx.dtype)         # vocabulary C
     xp.add.at(dE, ids.reshape(-1), dx.reshape(-1, dx.shape[-1]))
-    gradients["model.embed_tokens.weight"] = fit(dE, E)
+    tied = gradients.get("model.embed_tokens.weight", 0)                     # as the head
+    gradients["model.embed_tokens.weight"] = fit(dE + tied, weights["model.embed_tokens.weight"])
     return loss, {name: gradients[name] for name in weights}
 
 
@@ -136,7 +136,8 @@ def options(config, n, T, x):
 
 
 def head(weights):
-    return weights["lm_head.weight" if "lm_head.weight" in weights else "model.embed_tokens.weight"]         # vocabulary C
+    """The name of the head among the weights."""
+    return "lm_head" if "lm_head.weight" in weights else "model.embed_tokens"
 
 
 def cross_entropy(logits, targets):
