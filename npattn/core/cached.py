@@ -15,7 +15,8 @@ def start_cached(axes, q, k, v, *, scale, state):
     Raises what `arguments.start` raises.
     """
     xp, q, S = start(axes, q, k, v, scale=scale, state=state)
-    return xp, q, *(xp.concatenate([old, xp.broadcast_to(new, old.shape[:-2] + new.shape[-2:])], axis=-2) for old, new in zip(S, (k, v))), S.k.shape[-2]
+    join = lambda old, new: xp.concatenate([old, xp.broadcast_to(new, old.shape[:-2] + new.shape[-2:])], axis=-2)
+    return xp, q, join(S.k, k), join(S.v, v), S.k.shape[-2]                  # n+N K, n+N V
 
 
 def start_cached_vjp(axes, do, q, k, v, *, scale, state, dfinal_state):

@@ -44,7 +44,10 @@ def matrix(q, k, v, *, causal=True, mask=None, bias=None, window=None, scale=Non
 
 
 def chunk(q, k, v, *, causal=True, mask=None, bias=None, window=None, scale=None, state=None, chunk_size=256):
-    """Tiles of chunk_size queries by chunk_size keys, online softmax; what is hidden by `causal` or `window` is not computed."""
+    """Tiles of chunk_size queries by chunk_size keys, online softmax; what is hidden by `causal` or `window` is not computed.
+
+    256 was fastest in float32 with 8 heads of 64, level with 512: products large enough, scores still in cache.  64 takes 1.8 times as long.
+    """
     return chunk_lse(q, k, v, causal=causal, mask=mask, bias=bias, window=window, scale=scale, state=state, chunk_size=chunk_size)[:2]
 
 
