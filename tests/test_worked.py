@@ -34,7 +34,9 @@ def test_the_quantities_of_a_chunk_give_what_the_loop_gives(name, C):
             assert same(y["d = U - W S"], np.stack(loop["d = beta e"][b]))
             assert same(y["(I + L)^-1"] @ (y["L"] + fractions(np.eye(n, dtype=int))), fractions(np.eye(n, dtype=int)))
         assert same((y["history"] + y["inside"]) / y.get("row sums", 1), np.stack(loop["o"][b]))
-        assert same(y["A S"] + y["(z k)^T d" if "beta" in x else "(z k)^T v"], loop["S after"][b.stop - 1])
+        wrote = "d" if "beta" in x else "v"
+        carried = y["A S"] + y[f"(z k)^T {wrote}"] if "g" in x else y["S before"] + y[f"k^T {wrote}"]
+        assert same(carried, loop["S after"][b.stop - 1])
         assert same(y["S before"], loop["S before"][b.start]) and same(y["S after"], loop["S after"][b.stop - 1])
 
 
@@ -76,7 +78,12 @@ t |    k |    v | S before | decayed | prediction | error e | d = beta e | S aft
   |      |      |     0  0 |    0  0 |            |         |            |    0  0 |
 2 | 0  1 | 0  1 |     1  0 |    1  0 |       0  0 |    0  1 |       0  1 |    1  0 | 0  1
   |      |      |     0  0 |    0  0 |            |         |            |    0  1 |
-o is q S; the default scale would multiply it by 1/sqrt(2)
+
+decayed = e^g (S before)
+prediction = k (decayed), error e = v - prediction, d = beta e
+S after = decayed + k^T d, o = q (S after)
+o is not scaled here; the default scale is 1/sqrt(2)
+explained in derivations/07_gated_delta_rule.md
 """
 
 
@@ -90,6 +97,26 @@ def test_the_second_published_example():
     assert same(outputs["S after"], fractions([["1/2", 0], [0, 1]]))
 
 
+def test_gates_and_strengths_are_shown_unless_all_are_1():
+    shown = lambda **given: {heading: np.concatenate(steps).tolist() if heading == "e^g" else steps
+                             for heading, steps in loop_steps("gated_delta_rule", **example("gated_delta_rule", **given)).items() if heading in ("e^g", "beta")}
+    assert shown(tokens=2) == {}
+    assert shown(decay="1, 1/2", beta="1, 1") == {"e^g": [1, Fraction(1, 2)]}
+    assert shown(decay="1", beta="1, 2") == {"beta": [1, 2]}
+
+
+@pytest.mark.parametrize("name", RECURRENT)
+def test_the_command_says_what_every_column_is(name, capsys):
+    """Each heading that is not an argument of the example stands in the lines below the table."""
+    for argv in ["table", name, "--tokens", "2"], ["table", name, "--tokens", "2", "--chunk", "2"]:
+        assert main(argv) == 0
+        above, below = capsys.readouterr().out.split("\n\n")
+        headings = {cell.strip() for line in above.split("\n") if "S after" in line or "S before" in line for cell in line.split("|")}
+        columns = {heading.split(" = ")[0].split(",")[0] for heading in headings} - {"t", "k", "v"}
+        assert all(column in below for column in columns), columns
+        assert name not in KNOWN or f"derivations/{CATALOGUE[name].page}.md" in below
+
+
 def test_long_fractions_are_printed_as_decimals_unless_exact(capsys):
     argv = ["table", "delta_rule", "--keys", "random", "--width", "3", "--tokens", "5"]
     main(argv)
@@ -98,7 +125,7 @@ def test_long_fractions_are_printed_as_decimals_unless_exact(capsys):
     exact = capsys.readouterr().out
     longest = lambda text: max(len(word) for word in text.split() if word.count("/") == 1 and word[-1].isdigit())
     assert longest(short) <= 9 < longest(exact)
-    decimal = lambda text: any(word.count(".") == 1 for word in text.split())
+    decimal = lambda text: any(word.count(".") == 1 for word in text.split("\n\n")[0].split())
     assert decimal(short) and not decimal(exact)
 
 
@@ -118,6 +145,9 @@ def test_long_fractions_are_printed_as_decimals_unless_exact(capsys):
     (["gla", "--decay", "1 1 1, 1"], "1 or 2 numbers"),
     (["gated_delta_rule", "--decay", "1, 1, 1", "--tokens", "2"], "1 or 2 entries"),
     (["gated_delta_rule", "--decay", "1, , 1"], "3 entries"),
+    (["gated_delta_rule", "--decay", ""], "4 entries"),
+    (["gated_delta_rule", "--beta", "1, 2", "--tokens", "1"], "1 entry"),
+    (["delta_rule", "--keys", "random", "--seed", "-1"], "seed must be at least 0"),
 ])
 def test_what_makes_no_example_is_one_line(argv, words, capsys):
     assert main(["table", *argv]) == 2

@@ -46,9 +46,9 @@ def example(mechanism, tokens=None, keys="cycle", decay=None, beta=None, width=2
     if tokens is None:
         tokens = max(len(str(given).split(",")) for given in (decay, beta))
         tokens = 4 if tokens == 1 else tokens
-    for name, n in dict(tokens=tokens, width=width).items():
-        if n < 1:
-            raise ValueError(f"{name} must be at least 1, not {n}")
+    for name, n, least in ("tokens", tokens, 1), ("width", width, 1), ("seed", seed, 0):
+        if n < least:
+            raise ValueError(f"{name} must be at least {least}, not {n}")
     rng = np.random.default_rng(seed)
     if keys == "random":
         k, v, q = unit_fractions(rng, tokens, width), random_fractions(rng, (tokens, width)), random_fractions(rng, (tokens, width))
@@ -62,9 +62,9 @@ def example(mechanism, tokens=None, keys="cycle", decay=None, beta=None, width=2
     sizes, x = dict(T=tokens, K=width, V=width), dict(q=q, k=k, v=v)
     for name, kind in row.axes.items():
         if name == "beta" and kind == "T":
-            x[name] = entries("beta", beta or "1", tokens, 1)[:, 0]
+            x[name] = entries("beta", "1" if beta is None else beta, tokens, 1)[:, 0]
         elif name == "g" or name.startswith("g_"):
-            f = entries("decay", decay or "1", tokens, 1 if kind == "T" else width)
+            f = entries("decay", "1" if decay is None else decay, tokens, 1 if kind == "T" else width)
             if not ((f >= 0) & (f <= 1)).all():
                 raise ValueError(f"decay: a factor lies in 0 ... 1, which {decay!r} does not")
             x[name] = log(f[:, 0] if kind == "T" else f)
@@ -80,7 +80,8 @@ def entries(name, text, tokens, width):
     except (ValueError, ZeroDivisionError):
         raise ValueError(f"{name}: {text!r} is not a list of numbers such as \"1, 1/2, 0.25\"") from None
     if len(rows) not in (1, tokens) or any(len(r) not in (1, width) for r in rows):
-        raise ValueError(f"{name}: {text!r} should have 1 or {tokens} entries" + (f" of 1 or {width} numbers" if width > 1 else "") + ", separated by commas")
+        entries = f"1 or {tokens} entries" if tokens > 1 else "1 entry"
+        raise ValueError(f"{name}: {text!r} should have {entries}, separated by commas, of " + (f"1 or {width} numbers" if width > 1 else "1 number"))
     return fractions([r * (width // len(r)) for r in rows * (tokens // len(rows))])
 
 
@@ -94,7 +95,7 @@ def unit_fractions(rng, n, width):
 def recurrent(mechanism):
     """The mechanism's row in the catalogue; ValueError if there is none, or if it has no state of fixed size."""
     if mechanism not in CATALOGUE:
-        raise ValueError(f"there is no mechanism {mechanism!r}: {', '.join(CATALOGUE)}")
+        raise ValueError(f"there is no mechanism {mechanism!r}: {', '.join(name for name, row in CATALOGUE.items() if row.recurrent)}")
     row = CATALOGUE[mechanism]
     if not row.recurrent:
         raise ValueError(f"{mechanism} keeps a cache that grows, not a state: no table of states")
@@ -106,25 +107,28 @@ def recurrent(mechanism):
 def loop_table(mechanism, *, state=None, longest=None, **x):
     """Prints one row a token: `decayed` is e^g S; `prediction` is what the state answers to k; the error e is v minus that; d = beta e is written.
 
+    q, the factors e^g and beta are shown where they say something: q where it is not k, the others unless all are 1.
     Fractions of more than `longest` characters are printed as decimals; None prints all as they are.
 
     >>> loop_table("delta_rule", **example("delta_rule", tokens=2, keys="identity", beta="1/2"))
-    t |    k |    v | S before | prediction | error e | d = beta e |  S after |      o
-    1 | 1  0 | 1  0 |     0  0 |       0  0 |    1  0 |     1/2  0 |   1/2  0 | 1/2  0
-      |      |      |     0  0 |            |         |            |     0  0 |
-    2 | 0  1 | 0  1 |   1/2  0 |       0  0 |    0  1 |     0  1/2 | 1/2    0 | 0  1/2
-      |      |      |     0  0 |            |         |            |   0  1/2 |
+    t |    k |    v | beta | S before | prediction | error e | d = beta e |  S after |      o
+    1 | 1  0 | 1  0 |  1/2 |     0  0 |       0  0 |    1  0 |     1/2  0 |   1/2  0 | 1/2  0
+      |      |      |      |     0  0 |            |         |            |     0  0 |
+    2 | 0  1 | 0  1 |  1/2 |   1/2  0 |       0  0 |    0  1 |     0  1/2 | 1/2    0 | 0  1/2
+      |      |      |      |     0  0 |            |         |            |   0  1/2 |
     """
     table(shorten(loop_steps(mechanism, state=state, **x), longest))
 
 
 def loop_steps(mechanism, *, state=None, **x):
-    """The columns of `loop_table`: a heading and one entry a token, states as (K, V), the rest as vectors; q only where it is not k."""
+    """The columns of `loop_table`: a heading and one entry a token, states as (K, V), the rest as vectors."""
     row, k, v = recurrent(mechanism), x["k"], x["v"]
     before, f, steps = run(row, "loop", cut(x, row.axes, slice(0, 0)), state)[1], factors(k, x.get("g")), []
+    given = {"q": x["q"] if (x["q"] != k).any() else None, "k": k, "v": v,
+             "e^g": f if (f != 1).any() else None, "beta": x["beta"] if "beta" in x and (x["beta"] != 1).any() else None}
     for t in range(len(k)):
         o, after = run(row, "loop", cut(x, row.axes, slice(t, t + 1)), before)
-        step = {"t": t + 1, **({"q": x["q"][t]} if (x["q"] != k).any() else {}), "k": k[t], "v": v[t], **named(before, "before")}
+        step = {"t": t + 1, **{name: y[t] for name, y in given.items() if y is not None}, **named(before, "before")}
         if mechanism in KNOWN and "g" in x:
             step["decayed"] = f[t, :, None] * before
         if mechanism in KNOWN and "beta" in x:
@@ -174,10 +178,11 @@ def chunk_table(mechanism, chunk_size, *, state=None, longest=None, **x):
 def chunk_steps(mechanism, chunk_size, *, state=None, **x):
     """For each chunk its slice of the tokens and its tables, each a dict from heading to array.
 
-    The writes:   D decay, token j to token i;  L[i, j] = beta_i k_i . k_j, decayed, for j < i;  (I + L)^-1;  U = (I + L)^-1 beta v, the corrected
-                  values;  W = (I + L)^-1 beta a k, which takes off what the first state answers already;  d = U - W S, the d of the loop
+    The writes:   D decay, token j to token i;  a decay, first state to token i;  L[i, j] = beta_i k_i . k_j, decayed, for j < i;  (I + L)^-1;
+                  U = (I + L)^-1 beta v, the corrected values;  W = (I + L)^-1 beta a k, which takes off what the first state answers already;
+                  d = U - W S, the d of the loop
     The outputs:  P[i, j] = q_i . k_j, decayed, for j <= i;  history a q S;  inside P d;  o their sum;  S after = A S + (z k)^T d
-    Without beta nothing is predicted, and v stands for d.
+    Without beta nothing is predicted, and v stands for d; without a gate D, a, z and A are 1 and are not shown.
     """
     row, steps = recurrent(mechanism), []
     if state is None:
@@ -196,7 +201,7 @@ def inside(mechanism, state, *, q, k, v, g=None, beta=None):
     """The quantities of one chunk, from their definitions: (those on the way to d, those on the way to o, the carry)."""
     f, S = factors(k, g), state[0]
     D, a = products(f), np.cumprod(f, 0)                                     # T T (K or 1), T (K or 1)
-    z, writes, d = D[-1], {} if g is None else channels(D), v
+    z, writes, d = D[-1], {} if g is None else {**channels(D), "a": a}, v
     if beta is not None:
         Dk, ak = D, a
         if mechanism in BEFORE_DECAY:                                        # on the way to a prediction, one gate less
@@ -211,7 +216,9 @@ def inside(mechanism, state, *, q, k, v, g=None, beta=None):
     outputs = {"P": P, "history": a * q @ S, "inside": P @ d}
     if len(state) > 1:
         outputs["row sums"] = (q @ state[1] + P.sum(-1))[:, None]
-    return writes, outputs, {"A S": a[-1][:, None] * S, "(z k)^T d" if beta is not None else "(z k)^T v": (z * k).T @ d}
+    wrote = "v" if beta is None else "d"
+    carry = {f"k^T {wrote}": k.T @ d} if g is None else {"A S": a[-1][:, None] * S, f"(z k)^T {wrote}": (z * k).T @ d}
+    return writes, outputs, carry
 
 
 def products(f):
