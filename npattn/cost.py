@@ -19,15 +19,17 @@ from .proof.counting import count
 from .proof.exact import table
 
 FORMS = ("loop", "matrix", "chunk")
+LETTERS = dict(T="tokens", K="key width", V="value width", C="tokens in a chunk", B="keys in a block", G="query heads on a key head")
 
 
 def cost_command(mechanism, **sizes):
-    """Prints the two tables and returns 0; ValueError, in one line, for what cannot be."""
-    check(mechanism, **sizes)
-    print(", ".join(f"{name.replace('_', ' ')} {n}" for name, n in sizes.items() if n is not None))
-    print()
+    """Prints the two tables, each under a line that says what it holds, and returns 0; ValueError, in one line, for what cannot be."""
+    _, letters, everywhere, width = check(mechanism, **sizes)
+    print(", ".join(f"{meaning} {letter} = {letters[letter]:,}" for letter, meaning in LETTERS.items()))
+    print(f"key heads {everywhere // sizes['layers']:,}, layers {sizes['layers']:,}, bytes a number {width}")
+    print("\nFormulas count multiplications for one token and one key head; the columns beside them, all tokens, heads and layers:\n")
     operations_table(mechanism, **sizes)
-    print()
+    print("\nWhat is kept after these tokens, and what one token more costs, in all heads and layers:\n")
     kept_table(mechanism, **sizes)
     return 0
 
@@ -38,7 +40,7 @@ def operations_table(mechanisms, **sizes):
     forms = [(row, form) for row in rows for form in FORMS if multiplications(row, form, letters) is not None]
     everywhere *= letters["T"]
     table({"mechanism": [row.name for row, _ in forms], "form": [f"chunk of {letters['C']}" if form == "chunk" else form for _, form in forms],
-           "a token and key head": [formula(row, form) or "counted" for row, form in forms],
+           "formula": [formula(row, form) or "counted" for row, form in forms],
            "multiplications": [in_all(multiplications(row, form, letters) * everywhere) for row, form in forms],
            "exponentials": [in_all(exponentials(row, form, letters) * everywhere) for row, form in forms]})
 
@@ -46,7 +48,7 @@ def operations_table(mechanisms, **sizes):
 def kept_table(mechanisms, **sizes):
     """Prints what is kept after `tokens` tokens, and what one token more costs: multiplications, and bytes read and written at the least."""
     rows, letters, everywhere, width = check(mechanisms, **sizes)
-    table({"after them": [row.name for row in rows], "kept": [kept(row) for row in rows],
+    table({"mechanism": [row.name for row in rows], "kept": [kept(row) for row in rows],
            "bytes kept": [in_all(kept_numbers(row, letters) * everywhere * width) for row in rows],
            "one token more: multiplications": [in_all((decoding(row, letters) or 0) * everywhere) for row in rows],
            "bytes read and written": [in_all(moved_numbers(row, letters) * everywhere * width) for row in rows]})

@@ -117,7 +117,9 @@ SIZES = "--tokens 131072 --heads 16 --kv-heads 2 --key-dim 128 --value-dim 64 --
 
 def test_command(capsys):
     assert main(["cost", "--mechanism", "softmax_attention", "gated_delta_rule", *SIZES]) == 0
-    rows = [[cell.strip() for cell in line.split("|")] for line in capsys.readouterr().out.splitlines() if "|" in line]
+    out = capsys.readouterr().out
+    assert "tokens T = 131,072, " in out and "query heads on a key head G = 8\nkey heads 2, layers 3, bytes a number 2\n" in out
+    rows = [[cell.strip() for cell in line.split("|")] for line in out.splitlines() if "|" in line]
     found = {tuple(row[:2]): row[2:] for row in rows}
     T, K, V = 131072, 128, 64
     by_hand = {("softmax_attention", "matrix"): (48 * T * T * (K + V), 48 * T * T),
