@@ -10,7 +10,11 @@ LAYOUTS = ("bthd", "bhtd")
 
 
 class DumpError(ValueError):
-    """What makes a dump unusable, in one line."""
+    """What makes a dump unusable, in one line, whatever names and values it quotes."""
+
+    def __init__(self, message):
+        line = " ".join(message.split())
+        super().__init__(line if len(line) <= 1000 else line[:1000] + " …")
 
 
 def key_axes(row, packed=False):

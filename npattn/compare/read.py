@@ -2,8 +2,6 @@
 
 The format is in derivations/dump_format.md.  Whatever makes a dump unusable raises DumpError, a ValueError whose message is one line.
 """
-import zipfile
-import zlib
 from collections.abc import Mapping
 from difflib import get_close_matches
 from typing import Any, NamedTuple
@@ -62,9 +60,6 @@ def read(source, mechanism=None, layout=None):
 
 # --- the file ----------------------------------------------------------------------------------------------------
 
-UNREADABLE = (OSError, ValueError, EOFError, KeyError, NotImplementedError, MemoryError, zipfile.BadZipFile, zlib.error)
-
-
 def load(source):
     """The arrays by key.  Pickled objects are refused, never loaded."""
     if isinstance(source, Mapping):
@@ -73,7 +68,7 @@ def load(source):
         z = np.load(source, allow_pickle=False)
     except FileNotFoundError:
         raise DumpError(f"{source}: there is no such file") from None
-    except UNREADABLE as error:
+    except Exception as error:                           # whatever zipfile and NumPy make of a broken file
         raise DumpError(f"{source} is no .npz file that can be read{because(error)}") from None
     if not isinstance(z, np.lib.npyio.NpzFile):
         raise DumpError(f"{source} is a single array, not an .npz of named arrays")
@@ -84,7 +79,7 @@ def load(source):
 def entry(source, z, key):
     try:
         x = z[key]
-    except UNREADABLE as error:
+    except Exception as error:
         raise DumpError(f"{source}: {key} cannot be read{because(error)}") from None
     if not isinstance(x, np.ndarray):
         raise DumpError(f"{source}: {key} is no array")
@@ -122,6 +117,8 @@ def row_of(mechanism, arrays):
     if mechanism is None:
         fit = fitting(arrays)
         raise DumpError("the dump does not say its mechanism; " + (f"its arrays fit {', '.join(fit)}" if fit else f"one of {', '.join(names)} must be given"))
+    if not isinstance(mechanism, str):
+        raise DumpError(f"mechanism must be a string, not {mechanism!r}")
     if mechanism not in names:
         close = get_close_matches(mechanism, names, 1)
         raise DumpError(f"unknown mechanism {mechanism!r}" + (f"; did you mean {close[0]}?" if close else f": one of {', '.join(names)}"))

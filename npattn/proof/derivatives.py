@@ -61,7 +61,7 @@ ELEMENTWISE = {
     np.subtract:   [lambda g, y, a, b: g, lambda g, y, a, b: -g],
     np.multiply:   [lambda g, y, a, b: g * b, lambda g, y, a, b: g * a],
     np.divide:     [lambda g, y, a, b: g / b, lambda g, y, a, b: -g * y / b],
-    np.power:      [lambda g, y, a, n: g * n * a ** np.where(np.equal(n, 0), 1, np.subtract(n, 1)), lambda g, y, a, n: g * y * np.log(a)],
+    np.power:      [lambda g, y, a, n: g * n * a ** np.where(np.equal(n, 0), 1, np.subtract(n, 1)), lambda g, y, a, n: g * y * np.log(np.where(y == 0, 1, a))],
     np.logaddexp:  [lambda g, y, a, b: g * np.exp(a - unless_both_infinite(y)), lambda g, y, a, b: g * np.exp(b - unless_both_infinite(y))],
     np.maximum:    [lambda g, y, a, b: chosen(g, a > b, a == b), lambda g, y, a, b: chosen(g, b > a, a == b)],
     np.minimum:    [lambda g, y, a, b: chosen(g, a < b, a == b), lambda g, y, a, b: chosen(g, b < a, a == b)],

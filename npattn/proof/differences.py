@@ -31,7 +31,10 @@ def entry_by_entry(f, arrays, derivative):
         def at(h):
             step = np.zeros(arrays[n].shape, np.result_type(h))
             step[i] = h
-            return f(*arrays[:n], arrays[n] + step, *arrays[n + 1:])
+            y = f(*arrays[:n], arrays[n] + step, *arrays[n + 1:])
+            if np.shape(y) != ():
+                raise ValueError(f"f must give a single number, not an array {np.shape(y)}")
+            return y
         return derivative(at, arrays[n][i])
     return tuple(np.array([one(n, i) for i in np.ndindex(x.shape)]).reshape(x.shape) for n, x in enumerate(arrays))
 

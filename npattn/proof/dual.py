@@ -44,6 +44,8 @@ class Dual:
     def __pow__(self, n):
         if not isinstance(n, (int, np.integer)):
             return NotImplemented
+        if n < 0:
+            return 1 / self ** -n                                    # of an integer too a fraction
         return Dual(self.value ** n, n * self.value ** (n - 1) * self.derivative if n else 0 * self.derivative)
 
     def __neg__(self):

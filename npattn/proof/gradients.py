@@ -9,6 +9,7 @@ check_gradients proves a function of your own, check_mechanism one of the catalo
 """
 from fractions import Fraction
 import inspect
+from numbers import Number
 from typing import NamedTuple
 
 import numpy as np
@@ -91,11 +92,15 @@ def scalar_of(f, named, do):
 def inner(y, do):
     if isinstance(y, (tuple, list)):
         return sum(inner(*pair) for pair in zip(y, do, strict=True)) if do is not None else 0
+    if do is not None and np.shape(do) != np.shape(y):
+        raise ValueError(f"do {np.shape(do)} is no gradient for a result {np.shape(y)}")
     return np.sum(y * do) if do is not None else 0
 
 
 def random_cotangents(rng, y):
     def make(y):
+        if not hasattr(y, "dtype") and not isinstance(y, Number):
+            raise TypeError(f"f must give an array, or a tuple of arrays, not a {type(y).__name__}")
         shape, dtype = np.shape(y), np.asarray(y).dtype
         if dtype == object:
             return random_fractions(rng, shape)

@@ -37,13 +37,13 @@ def distance(what, got, wanted):
 
 
 def relative_error(got, wanted):
-    """max |got - wanted| / max |wanted| (over 1 if all is zero); equal infinities are equal, NaN is infinitely wrong."""
+    """max |got - wanted| / max |wanted| (over 1 if all is zero); equal infinities are equal and measure nothing, NaN is infinitely wrong."""
     differ = got != wanted
     if not differ.any():
         return 0.0
     if got.dtype == object:
         return np.inf
-    error = np.abs(got[differ] - wanted[differ]).max() / (np.abs(wanted).max() or 1)
+    error = np.abs(got[differ] - wanted[differ]).max() / (np.abs(wanted[np.isfinite(wanted)]).max(initial=0) or 1)
     return np.inf if np.isnan(error) else error.item()
 
 

@@ -15,6 +15,8 @@ Answered as plain arrays: all any argmax argmin argsort array_equal count_nonzer
     isnan less less_equal logical_and logical_not logical_or ndim not_equal ones_like result_type shape sign size zeros_like.
 Any other function raises a TypeError that names it.
 """
+from numbers import Number
+
 import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
 
@@ -35,6 +37,7 @@ def vjp(f, *arrays):
     tape = []
     inputs = walk(lambda x: Traced(check(x), tape), arrays)
     outputs = f(*inputs)
+    walk(lambda y: check_result(y, tape), outputs)
     count = len(leaves(inputs))
 
     def pull(cotangents):
@@ -69,6 +72,8 @@ class Traced(NDArrayOperatorsMixin):
     """A value, its place on the tape, the arrays that it came from, and the formula from its gradient to theirs."""
 
     def __init__(self, value, tape, sources=(), formula=None):
+        if any(source.tape is not tape for source in sources):
+            raise TypeError("the tape: arrays of two tapes meet, as in a gradient within a gradient; pass what the inner function needs as its argument")
         self.value, self.tape, self.sources, self.formula, self.position = value, tape, sources, formula, len(tape)
         tape.append(self)
 
@@ -82,7 +87,7 @@ class Traced(NDArrayOperatorsMixin):
     def __array_function__(self, function, types, args, kwargs):
         for table, record, allowed in ((PLAIN, plain_call, kwargs), (ELEMENTWISE, elementwise, ()), (REDUCING, reducing, ("axis", "keepdims")),
                                        (ALONG, along, ("axis",)), (MOVING, moving, kwargs.keys() - {"out", "dtype"})):
-            if function in table and kwargs.keys() <= set(allowed):
+            if function in table and args and kwargs.keys() <= set(allowed):
                 return record(function, args, kwargs)
         raise unsupported(f"{function.__module__}.{function.__name__}".removeprefix("numpy."), kwargs)
 
@@ -236,6 +241,13 @@ def check(x):
     if getattr(getattr(x, "dtype", None), "kind", "") not in ("f", "c", "O"):
         raise TypeError(f"vjp: arrays must be NumPy arrays of floats, complex numbers or objects, not {getattr(x, 'dtype', type(x).__name__)}")
     return array(x)
+
+
+def check_result(y, tape):
+    if isinstance(y, Traced) and y.tape is not tape:
+        raise TypeError("vjp: f gives an array of another tape, whose gradient would be lost")
+    if not hasattr(y, "dtype") and not isinstance(y, Number):
+        raise TypeError(f"vjp: f must give arrays and numbers, in tuples and lists, not a {type(y).__name__}")
 
 
 def unsupported(name, kwargs):

@@ -159,7 +159,10 @@ def factors(k, g):
 def shorten(steps, longest):
     """`steps` with every fraction of more than `longest` characters as a decimal; None changes nothing."""
     def short(x):
-        return x.numerator / x.denominator if isinstance(x, Fraction) and len(str(x)) > longest else x
+        try:
+            return x.numerator / x.denominator if isinstance(x, Fraction) and len(str(x)) > longest else x
+        except OverflowError:                                       # there is no such decimal
+            return x
 
     return steps if longest is None else {heading: [elementwise(short, y) for y in column]
                                           for heading, column in steps.items()}
