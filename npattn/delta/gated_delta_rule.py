@@ -8,7 +8,9 @@
 Yang, Kautz and Hatamizadeh, 2024, arXiv 2412.06464: Gated DeltaNet, the mixer of Qwen3-Next and Qwen3.5.
 g = 0 is the delta rule; beta = 0 only fades; equal gates in every channel make KDA the same.
 
-q, k (..., T, K), v (..., T, V); g (..., T) natural log of the decay, at most 0; beta (..., T) write strength, used as given; state (..., K, V).
+q, k (..., T, K), v, o (..., T, V); g (..., T) natural log of the decay, at most 0; beta (..., T) write strength, used as given;
+scale a number, None for K ** -0.5; state (..., K, V), None for zeros.  For gradients: do like o, dfinal_state like state, None for zeros.
+TypeError for what is missing or of a wrong type, ValueError for what does not fit; both name the argument (core.arguments).
 """
 from ..core import blocks
 from ..core.arguments import start, start_vjp
@@ -21,7 +23,8 @@ AXES = dict(q="T K", k="T K", v="T V", g="T", beta="T", state="K V")
 def loop(q, k, v, *, g, beta, scale=None, state=None):
     """The definition, token by token."""
     xp, q, S = start(AXES, q, k, v, g=g, beta=beta, scale=scale, state=state)
-    o, a, b = [q[..., :0, :] @ S], xp.exp(g)[..., None, None], beta[..., None, None]
+    a, b = xp.exp(g)[..., None, None], beta[..., None, None]                 # T 1 1, T 1 1
+    o = [q[..., :0, :] @ S]                                                  # 0 V   so that o has its shape if T = 0
     for t in range(q.shape[-2]):
         F = a[..., t, :, :] * S                                              # K V
         e = v[..., t, None, :] - k[..., t, None, :] @ F                      # 1 V
@@ -31,45 +34,48 @@ def loop(q, k, v, *, g, beta, scale=None, state=None):
 
 
 def matrix(q, k, v, *, g, beta, scale=None, state=None):
-    """All tokens at once: the errors solve (I + L) d = beta (v - a k S), L = beta k k^T D below the diagonal, and d = beta e."""
+    """All tokens at once: the writes d = beta e solve (I + L) d = beta (v - a k S), L = beta k k^T D below the diagonal.
+
+    Decays: D[i, j] token j to token i, a first state to token, z token to last state, A first state to last.
+    """
     xp, q, S = start(AXES, q, k, v, g=g, beta=beta, scale=scale, state=state)
     D, a, z, A = decay(g)                                                    # T T, T 1, T 1, 1 1
     b = beta[..., None]                                                      # T 1
-    X = inverse(b * (k @ k.mT * D))                                          # T T   reads what is below the diagonal
+    P, M = q @ k.mT * D, k @ k.mT * D                                        # T T, T T
+    X = inverse(b * M)                                                       # T T   reads what is below the diagonal
     d = X @ (b * (v - a * (k @ S)))                                          # T V
-    o = a * (q @ S) + (q @ k.mT * D) @ d                                     # T V
-    return o, A * S + (z * k).mT @ d                                         # T V, K V
+    return a * (q @ S) + P @ d, A * S + (z * k).mT @ d                       # T V, K V
 
 
 def loop_vjp(do, q, k, v, *, g, beta, scale=None, state=None, dfinal_state=None):
-    """Gradients of sum(o do) + sum(final dfinal_state): the adjoint recurrence, last token first.
+    """Gradients of sum(o do) + sum(final dfinal_state): the adjoint recurrence, last token first, with d = beta e.
 
         dS[t]   = dS[t] + q[t] do[t]^T           from the read;   dq[t] = S[t] do[t]
-        dd[t]   = dS[t]^T k[t]                   from the write of d = beta e;   dbeta[t] = e[t] . dd[t]
+        dd[t]   = dS[t]^T k[t]                   from the write;   dbeta[t] = e[t] . dd[t]
         de[t]   = beta[t] dd[t]                  dv[t] = de[t],   dk[t] = dS[t] d[t] - F[t] de[t]
         dF[t]   = dS[t] - k[t] de[t]^T           from the write and the prediction;   dg[t] = sum(dF[t] F[t])
         dS[t-1] = e^g[t] dF[t]                   from the decay
     """
     xp, q, S, do, dS, new, back = start_vjp(AXES, do, q, k, v, g=g, beta=beta, scale=scale, state=state, dfinal_state=dfinal_state)
-    a, b, kept = xp.exp(g)[..., None, None], beta[..., None, None], []
+    (dq, dk, dv, dg, dbeta), kept = new(), []
+    a, b = xp.exp(g)[..., None, None], beta[..., None, None]                 # T 1 1, T 1 1
     for t in range(q.shape[-2]):
         F = a[..., t, :, :] * S                                              # K V
         e = v[..., t, None, :] - k[..., t, None, :] @ F                      # 1 V
+        kept.append((F, e))
         S = F + k[..., t, :, None] * (b[..., t, :, :] * e)                   # K V
-        kept.append((F, e, S))
-    dq, dk, dv, dg, dbeta = new()
+        dq[..., t, :] = (do[..., t, None, :] @ S.mT)[..., 0, :]
     for t in reversed(range(q.shape[-2])):
-        F, e, S = kept.pop()
-        bt, kt, dot = b[..., t, :, :], k[..., t, None, :], do[..., t, None, :]
-        dS = dS + q[..., t, :, None] * dot                                   # K V
+        F, e = kept.pop()                                                    # K V, 1 V
+        bt, kt = b[..., t, :, :], k[..., t, None, :]                         # 1 1, 1 K
+        dS = dS + q[..., t, :, None] * do[..., t, None, :]                   # K V
         dd = kt @ dS                                                         # 1 V
         de = bt * dd                                                         # 1 V
         dF = dS - kt.mT * de                                                 # K V
-        dq[..., t, :] = (dot @ S.mT)[..., 0, :]
         dk[..., t, :] = (bt * e @ dS.mT - de @ F.mT)[..., 0, :]
         dv[..., t, :] = de[..., 0, :]
-        dbeta[..., t] = (e * dd).sum((-1, -2))
         dg[..., t] = (dF * F).sum((-1, -2))
+        dbeta[..., t] = (e * dd).sum((-1, -2))
         dS = a[..., t, :, :] * dF                                            # K V
     return back(q=dq, k=dk, v=dv, g=dg, beta=dbeta, state=dS)
 
@@ -77,25 +83,24 @@ def loop_vjp(do, q, k, v, *, g, beta, scale=None, state=None, dfinal_state=None)
 def matrix_vjp(do, q, k, v, *, g, beta, scale=None, state=None, dfinal_state=None):
     """The same gradients, all tokens at once: the lines of `matrix` backwards, the triangular system by its transpose."""
     xp, q, S, do, dS, _, back = start_vjp(AXES, do, q, k, v, g=g, beta=beta, scale=scale, state=state, dfinal_state=dfinal_state)
-    D, a, z, A = decay(g)
+    D, a, z, A = decay(g)                                                    # T T, T 1, T 1, 1 1
     b = beta[..., None]                                                      # T 1
-    P, M = q @ k.mT * D, xp.tril(k @ k.mT * D, -1)                           # T T
-    X = inverse(b * M)                                                       # T T
+    P, M = q @ k.mT * D, k @ k.mT * D                                        # T T, T T
+    X = inverse(b * M)                                                       # T T   reads what is below the diagonal
     y = v - a * (k @ S)                                                      # T V   the error left by the first state alone
     d = X @ (b * y)                                                          # T V
 
     dd = X.mT @ (P.mT @ do + z * (k @ dS))                                   # T V   (I + L)^T dd = what d meets later
     de = b * dd                                                              # T V
-    dP, dL = do @ d.mT, -(dd @ d.mT)                                         # T T
-    dqk, dkk = dP * D, xp.tril(b * dL * D, -1)                               # T T   adjoints of q k^T and k k^T
-    dqS, dkS, dkz = a * do @ S.mT, a * de @ S.mT, z * (d @ dS.mT)            # T K, T K, T K   through the two states
-
+    dP, dL = do @ d.mT, xp.tril(-(dd @ d.mT), -1)                            # T T, T T
+    dqk, dkk = dP * D, b * dL * D                                            # T T, T T   adjoints of q k^T and k k^T
+    read, predict, write = (a * do) @ S.mT, (a * de) @ S.mT, z * (d @ dS.mT) # T K each   through the first state, and the last
     dg = crossing(dP * P + b * dL * M,                                       # token to token
-                  (q * dqS - k * dkS).sum(-1),                               # first state to token
-                  (k * dkz).sum(-1),                                         # token to last state
+                  (q * read - k * predict).sum(-1),                          # first state to token: sum of do a (q S), which is q . read
+                  (k * write).sum(-1),                                       # token to last state
                   (A * S * dS).sum((-1, -2), keepdims=True)[..., 0])         # first state to last state
-    return back(q=dqk @ k + dqS,
-                k=dqk.mT @ q + (dkk + dkk.mT) @ k - dkS + dkz,
+    return back(q=dqk @ k + read,
+                k=dqk.mT @ q + (dkk + dkk.mT) @ k - predict + write,
                 v=de,
                 g=dg,
                 beta=(dd * y).sum(-1) + (dL * M).sum(-1),

@@ -4,12 +4,15 @@
     S[t] = e^g[t] S[t-1] + k[t] (beta[t] e[t])^T decay, write
     o[t] = scale S[t]^T q[t]                     read
 
-The order of textbooks; frameworks decay first (gated_delta_rule; Yang, Kautz and Hatamizadeh, 2024, arXiv 2412.06464), and the two agree only for g = 0,
-the delta rule.  In this order too blocks change nothing, if the prediction's decays stop one token earlier than the read's (`shift`).
-A reset, g[t] = -inf, does not cut off what came before: token t still predicts from it, and writes accordingly.  And what stands under a unit key is
-multiplied by e^g - beta at every token: it grows where beta > 1 + e^g.
+The order of textbooks; frameworks decay first (gated_delta_rule; Yang, Kautz and Hatamizadeh, 2024, arXiv 2412.06464).  From the same
+state, token t writes beta[t] (1 - e^g[t]) S[t-1]^T k[t] less here: the two agree as long as that is 0 at every token, so always for g = 0,
+the delta rule, and wherever the state holds nothing under the key.  In this order too blocks change nothing, if the prediction's decays
+stop one token earlier than the read's (`shift`).  A reset, g[t] = -inf, does not cut off what came before: token t still predicts from it,
+and writes accordingly.  And what stands under a unit key is multiplied by e^g - beta at every token: it grows where beta > 1 + e^g.
 
-q, k (..., T, K), v (..., T, V); g (..., T) natural log of the decay, at most 0; beta (..., T) write strength, used as given; state (..., K, V).
+q, k (..., T, K), v, o (..., T, V); g (..., T) natural log of the decay, at most 0; beta (..., T) write strength, used as given;
+scale a number, None for K ** -0.5; state (..., K, V), None for zeros.  For gradients: do like o, dfinal_state like state, None for zeros.
+TypeError for what is missing or of a wrong type, ValueError for what does not fit; both name the argument (core.arguments).
 """
 from ..core import blocks
 from ..core.arguments import start, start_vjp
@@ -23,7 +26,8 @@ AXES = dict(q="T K", k="T K", v="T V", g="T", beta="T", state="K V")
 def loop(q, k, v, *, g, beta, scale=None, state=None):
     """The definition, token by token."""
     xp, q, S = start(AXES, q, k, v, g=g, beta=beta, scale=scale, state=state)
-    o, a, b = [q[..., :0, :] @ S], xp.exp(g)[..., None, None], beta[..., None, None]
+    a, b = xp.exp(g)[..., None, None], beta[..., None, None]                 # T 1 1, T 1 1
+    o = [q[..., :0, :] @ S]                                                  # 0 V   so that o has its shape if T = 0
     for t in range(q.shape[-2]):
         e = v[..., t, None, :] - k[..., t, None, :] @ S                      # 1 V
         S = a[..., t, :, :] * S + k[..., t, :, None] * (b[..., t, :, :] * e) # K V
@@ -32,28 +36,32 @@ def loop(q, k, v, *, g, beta, scale=None, state=None):
 
 
 def matrix(q, k, v, *, g, beta, scale=None, state=None):
-    """All tokens at once: the writes d = beta e solve (I + L) d = beta (v - p k S), L = beta k k^T E, with the decays up to the token before."""
+    """All tokens at once: the writes d = beta e solve (I + L) d = beta (v - p k S), L = beta k k^T E.
+
+    Decays: D[i, j] token j to token i, a first state to token, z token to last state, A first state to last.
+    E and p are D and a up to the token before i; E is 0 on the diagonal.
+    """
     xp, q, S = start(AXES, q, k, v, g=g, beta=beta, scale=scale, state=state)
     D, a, z, A = decay(g)                                                    # T T, T 1, T 1, 1 1
-    E, p = shift(D), shift(a, first=1)                                       # T T, T 1   E is 0 on the diagonal
+    E, p = shift(D), shift(a, first=1)                                       # T T, T 1
     b = beta[..., None]                                                      # T 1
-    X = inverse(b * (k @ k.mT * E))                                          # T T
+    P, M = q @ k.mT * D, k @ k.mT * E                                        # T T, T T
+    X = inverse(b * M)                                                       # T T
     d = X @ (b * (v - p * (k @ S)))                                          # T V
-    o = a * (q @ S) + (q @ k.mT * D) @ d                                     # T V
-    return o, A * S + (z * k).mT @ d                                         # T V, K V
+    return a * (q @ S) + P @ d, A * S + (z * k).mT @ d                       # T V, K V
 
 
 def loop_vjp(do, q, k, v, *, g, beta, scale=None, state=None, dfinal_state=None):
     """Gradients of sum(o do) + sum(final dfinal_state): the adjoint recurrence, last token first, with d = beta e.
 
-        dS[t]   = dS[t] + q[t] do[t]^T                    from the read;   dq[t] = S[t] do[t]
-        dd[t]   = dS[t]^T k[t]                            from the write;   dbeta[t] = e[t] . dd[t]
-        de[t]   = beta[t] dd[t]                           dv[t] = de[t],   dk[t] = dS[t] d[t] - S[t-1] de[t]
-        dS[t-1] = e^g[t] dS[t] - k[t] de[t]^T             from the decay and the prediction;   dg[t] = sum(dS[t] e^g[t] S[t-1])
+        dS[t]   = dS[t] + q[t] do[t]^T           from the read;   dq[t] = S[t] do[t]
+        dd[t]   = dS[t]^T k[t]                   from the write;   dbeta[t] = e[t] . dd[t]
+        de[t]   = beta[t] dd[t]                  dv[t] = de[t],   dk[t] = dS[t] d[t] - S[t-1] de[t]
+        dS[t-1] = e^g[t] dS[t] - k[t] de[t]^T    from the decay and the prediction;   dg[t] = sum(dS[t] e^g[t] S[t-1])
     """
     xp, q, S, do, dS, new, back = start_vjp(AXES, do, q, k, v, g=g, beta=beta, scale=scale, state=state, dfinal_state=dfinal_state)
     (dq, dk, dv, dg, dbeta), kept = new(), []
-    a, b = xp.exp(g)[..., None, None], beta[..., None, None]
+    a, b = xp.exp(g)[..., None, None], beta[..., None, None]                 # T 1 1, T 1 1
     for t in range(q.shape[-2]):
         e = v[..., t, None, :] - k[..., t, None, :] @ S                      # 1 V
         kept.append((S, e))
@@ -61,7 +69,7 @@ def loop_vjp(do, q, k, v, *, g, beta, scale=None, state=None, dfinal_state=None)
         dq[..., t, :] = (do[..., t, None, :] @ S.mT)[..., 0, :]
     for t in reversed(range(q.shape[-2])):
         S, e = kept.pop()                                                    # K V, 1 V   the state that token t met
-        at, bt, kt = a[..., t, :, :], b[..., t, :, :], k[..., t, None, :]
+        at, bt, kt = a[..., t, :, :], b[..., t, :, :], k[..., t, None, :]    # 1 1, 1 1, 1 K
         dS = dS + q[..., t, :, None] * do[..., t, None, :]                   # K V
         dd = kt @ dS                                                         # 1 V
         de = bt * dd                                                         # 1 V
@@ -74,31 +82,34 @@ def loop_vjp(do, q, k, v, *, g, beta, scale=None, state=None, dfinal_state=None)
 
 
 def matrix_vjp(do, q, k, v, *, g, beta, scale=None, state=None, dfinal_state=None):
-    """The same gradients, all tokens at once.  A path into the prediction of token i crosses the gates up to i - 1: to `crossing` it ends there."""
+    """The same gradients, all tokens at once: the lines of `matrix` backwards, the triangular system by its transpose.
+
+    A path into the prediction of token i crosses the gates up to i - 1: to `crossing` it ends at i - 1, hence `shift_vjp`.
+    """
     xp, q, S, do, dS, _, back = start_vjp(AXES, do, q, k, v, g=g, beta=beta, scale=scale, state=state, dfinal_state=dfinal_state)
-    D, a, z, A = decay(g)
-    E, p = shift(D), shift(a, first=1)
+    D, a, z, A = decay(g)                                                    # T T, T 1, T 1, 1 1
+    E, p = shift(D), shift(a, first=1)                                       # T T, T 1
     b = beta[..., None]                                                      # T 1
-    P, M = q @ k.mT * D, k @ k.mT * E                                        # T T
+    P, M = q @ k.mT * D, k @ k.mT * E                                        # T T, T T
     X = inverse(b * M)                                                       # T T
     y = v - p * (k @ S)                                                      # T V   the error left by the first state alone
     d = X @ (b * y)                                                          # T V
 
     dd = X.mT @ (P.mT @ do + z * (k @ dS))                                   # T V   (I + L)^T dd = what d meets later
     de = b * dd                                                              # T V
-    dP, dL = do @ d.mT, -(dd @ d.mT)                                         # T T
-    dqk, dkk = dP * D, b * dL * E                                            # T T   adjoints of q k^T and k k^T
-    ado, pde, dkS = a * do, p * de, z * (d @ dS.mT)                          # T V, T V, T K   through the two states
+    dP, dL = do @ d.mT, -(dd @ d.mT)                                         # T T, T T
+    dqk, dkk = dP * D, b * dL * E                                            # T T, T T   adjoints of q k^T and k k^T
+    read, predict, write = (a * do) @ S.mT, (p * de) @ S.mT, z * (d @ dS.mT) # T K each   through the first state, and the last
     dg = crossing(dP * P + shift_vjp(b * dL * M),                            # token to token
-                  (ado * (q @ S)).sum(-1) - shift_vjp(pde * (k @ S)).sum(-1),# first state to token
-                  (k * dkS).sum(-1),                                         # token to last state
-                  (A * S * dS).sum((-1, -2), keepdims=True)[..., 0])          # first state to last state
-    return back(q=dqk @ k + ado @ S.mT,
-                k=dqk.mT @ q + (dkk + dkk.mT) @ k - pde @ S.mT + dkS,
+                  (q * read - shift_vjp(k * predict)).sum(-1),               # first state to token: sum of do a (q S), which is q . read
+                  (k * write).sum(-1),                                       # token to last state
+                  (A * S * dS).sum((-1, -2), keepdims=True)[..., 0])         # first state to last state
+    return back(q=dqk @ k + read,
+                k=dqk.mT @ q + (dkk + dkk.mT) @ k - predict + write,
                 v=de,
                 g=dg,
                 beta=(dd * y).sum(-1) + (dL * M).sum(-1),
-                state=q.mT @ ado - k.mT @ pde + A * dS)
+                state=q.mT @ (a * do) - k.mT @ (p * de) + A * dS)
 
 
 def shift(x, first=0):

@@ -3,10 +3,12 @@
     S[t] = S[t-1] + k[t] v[t]^T                  write
     o[t] = scale S[t]^T q[t]                     read
 
-Katharopoulos, Vyas, Pappas and Fleuret, 2020, arXiv 2006.16236, without the normaliser.  A feature map, if any, is applied to q and k before.
-It is simple_gla with g = 0, and the delta rule on orthonormal keys with beta = 1.
+Katharopoulos, Vyas, Pappas and Fleuret, 2020, arXiv 2006.16236, without the normaliser.  A feature map, if any, is applied to q and k
+before.  It is simple_gla with g = 0, and the delta rule on orthonormal keys with beta = 1 and an empty first state.
 
-q, k (..., T, K), v (..., T, V); state (..., K, V).
+q, k (..., T, K), v, o (..., T, V); scale a number, None for K ** -0.5; state (..., K, V), None for zeros.
+For gradients: do like o, dfinal_state like state, None for zeros.
+TypeError for what is missing or of a wrong type, ValueError for what does not fit; both name the argument (core.arguments).
 """
 from ..core import blocks
 from ..core.arguments import start, start_vjp
@@ -17,7 +19,7 @@ AXES = dict(q="T K", k="T K", v="T V", state="K V")
 def loop(q, k, v, *, scale=None, state=None):
     """The definition, token by token."""
     xp, q, S = start(AXES, q, k, v, scale=scale, state=state)
-    o = [q[..., :0, :] @ S]
+    o = [q[..., :0, :] @ S]                                                  # 0 V   so that o has its shape if T = 0
     for t in range(q.shape[-2]):
         S = S + k[..., t, :, None] * v[..., t, None, :]                      # K V
         o.append(q[..., t, None, :] @ S)                                     # 1 V
@@ -52,11 +54,12 @@ def loop_vjp(do, q, k, v, *, scale=None, state=None, dfinal_state=None):
 
 
 def matrix_vjp(do, q, k, v, *, scale=None, state=None, dfinal_state=None):
-    """The same gradients, all tokens at once: P = q k^T below the diagonal is transposed for k and v, which look ahead."""
+    """The same gradients, all tokens at once: a token's k and v gather from itself and later tokens, by transposes."""
     xp, q, S, do, dS, _, back = start_vjp(AXES, do, q, k, v, scale=scale, state=state, dfinal_state=dfinal_state)
-    P, dP = xp.tril(q @ k.mT), xp.tril(do @ v.mT)                            # T T
-    return back(q=dP @ k + do @ S.mT,
-                k=dP.mT @ q + v @ dS.mT,
+    P, dqk = xp.tril(q @ k.mT), xp.tril(do @ v.mT)                           # T T, T T   dqk: adjoint of q k^T
+    read, write = do @ S.mT, v @ dS.mT                                       # T K, T K   through the first and the last state
+    return back(q=dqk @ k + read,
+                k=dqk.mT @ q + write,
                 v=P.mT @ do + k @ dS,
                 state=q.mT @ do + dS)
 

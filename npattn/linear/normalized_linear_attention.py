@@ -4,13 +4,16 @@
     z[t] = z[t-1] + k[t]                         the sum of the keys
     o[t] = S[t]^T q[t] / (z[t] . q[t] + eps)     read, divided by the sum of the weights
 
-Katharopoulos, Vyas, Pappas and Fleuret, 2020, arXiv 2006.16236.  q and k are feature maps of queries and keys (core.feature_maps), usually positive;
-with exp(q . k) in place of q . k it would be softmax attention.
+Katharopoulos, Vyas, Pappas and Fleuret, 2020, arXiv 2006.16236.  q and k are feature maps of queries and keys (core.feature_maps),
+usually positive; with exp(q . k) in place of q . k it would be softmax attention.
 
-There is no scale: it cancels.  A row that is 0 / 0, one that has met nothing, gives 0 and passes no gradient; x / 0 is what the array's own division makes
-of it.  flash-linear-attention computes scale S^T q / (scale z . q + 1e-10): the same as eps = 1e-10 / scale here, with its default scale 1e-10 K^0.5.
+There is no scale: it cancels.  A row that is 0 / 0, one that has met nothing, gives 0 and passes no gradient.  Any other x / 0 is not
+hidden: floats give infinities and NumPy's warning, fractions ZeroDivisionError.  flash-linear-attention computes
+scale S^T q / (scale z . q + 1e-10): the same as eps = 1e-10 / scale here, with its default scale 1e-10 K^0.5.
 
-q, k (..., T, K), v (..., T, V); state Normalized(S (..., K, V), z (..., K)); eps one number, added to the denominator.
+q, k (..., T, K), v, o (..., T, V); eps one number, added to the denominator; state Normalized(S (..., K, V), z (..., K)), None for zeros.
+For gradients: do like o, dfinal_state like state, None for zeros.
+TypeError for what is missing or of a wrong type, ValueError for what does not fit; both name the argument (core.arguments).
 """
 from ..core import blocks
 from ..core.arguments import number, start, start_vjp
@@ -22,7 +25,8 @@ AXES = dict(q="T K", k="T K", v="T V", state=Normalized("K V", "K"))
 def loop(q, k, v, *, eps=0, state=None):
     """The definition, token by token."""
     xp, q, (S, z) = start(AXES, q, k, v, scale=1, state=state)
-    o, eps = [q[..., :0, :] @ S], number("eps", eps)
+    eps = number("eps", eps)
+    o = [q[..., :0, :] @ S]                                                  # 0 V   so that o has its shape if T = 0
     for t in range(q.shape[-2]):
         S = S + k[..., t, :, None] * v[..., t, None, :]                      # K V
         z = z + k[..., t, :]                                                 # K
@@ -35,7 +39,7 @@ def matrix(q, k, v, *, eps=0, state=None):
     xp, q, (S, z) = start(AXES, q, k, v, scale=1, state=state)
     P = xp.tril(q @ k.mT)                                                    # T T
     n = P.sum(-1, keepdims=True) + q @ z[..., None] + number("eps", eps)     # T 1
-    return divide(P @ v + q @ S, n), Normalized(S + k.mT @ v, z + k.sum(-2)) # T V, K V and K
+    return divide(q @ S + P @ v, n), Normalized(S + k.mT @ v, z + k.sum(-2)) # T V, K V and K
 
 
 def loop_vjp(do, q, k, v, *, eps=0, state=None, dfinal_state=None):
@@ -69,10 +73,12 @@ def matrix_vjp(do, q, k, v, *, eps=0, state=None, dfinal_state=None):
     xp, q, (S, z), do, (dS, dz), _, back = start_vjp(AXES, do, q, k, v, scale=1, state=state, dfinal_state=dfinal_state)
     P = xp.tril(q @ k.mT)                                                    # T T
     n = P.sum(-1, keepdims=True) + q @ z[..., None] + number("eps", eps)     # T 1
-    dx, dn = divide_vjp(do, P @ v + q @ S, n)                                # T V, T 1
-    dP = xp.tril(dx @ v.mT + dn)                                             # T T
-    return back(q=dP @ k + dx @ S.mT + dn * z[..., None, :],
-                k=dP.mT @ q + v @ dS.mT + dz[..., None, :],
+    dx, dn = divide_vjp(do, q @ S + P @ v, n)                                # T V, T 1
+    dqk = xp.tril(dx @ v.mT + dn)                                            # T T   adjoint of q k^T
+    read = dx @ S.mT + dn * z[..., None, :]                                  # T K   through the first state
+    write = v @ dS.mT + dz[..., None, :]                                     # T K   through the last state
+    return back(q=dqk @ k + read,
+                k=dqk.mT @ q + write,
                 v=P.mT @ dx + k @ dS,
                 state=Normalized(dS + q.mT @ dx, dz + (q * dn).sum(-2)))
 
@@ -85,13 +91,13 @@ def divide(x, n):
     [[0.5 1.5]
      [0.  0. ]]
     """
-    none = nothing(x, n)
-    return x * ~none / (n + none)                                            # T V   the product is 0 already: it is there for whoever differentiates it
+    none = nothing(x, n)                                                     # T 1
+    return x * ~none / (n + none)                                            # T V   x is 0 there; the factor stops its derivative too
 
 
 def divide_vjp(do, x, n):
     """(dx, dn): do / n and -do . o / n, both 0 for a row that is 0 / 0."""
-    none = nothing(x, n)
+    none = nothing(x, n)                                                     # T 1
     n = n + none                                                             # T 1
     dx = do * ~none / n                                                      # T V
     return dx, -(dx * x / n).sum(-1, keepdims=True)                          # T V, T 1

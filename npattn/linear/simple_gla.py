@@ -3,10 +3,13 @@
     S[t] = e^g[t] S[t-1] + k[t] v[t]^T           decay, write
     o[t] = scale S[t]^T q[t]                     read
 
-Yang, Wang, Shen, Panda and Kim, 2023, arXiv 2312.06635, with one gate per token; a constant g is RetNet (Sun et al., 2023, arXiv 2307.08621), and
-q = C, k = B, v = dt x, g = dt A, scale = 1 the core of Mamba-2 (Dao and Gu, 2024, arXiv 2405.21060).  g = 0 is linear attention.
+Yang, Wang, Shen, Panda and Kim, 2023, arXiv 2312.06635, with one gate per token; a constant g is RetNet (Sun et al., 2023,
+arXiv 2307.08621), and q = C, k = B, v = dt x, g = dt A, scale = 1 the core of Mamba-2 (Dao and Gu, 2024, arXiv 2405.21060).
+g = 0 is linear attention.
 
-q, k (..., T, K), v (..., T, V); g (..., T) natural log of the decay, at most 0; state (..., K, V).
+q, k (..., T, K), v, o (..., T, V); g (..., T) natural log of the decay, at most 0; scale a number, None for K ** -0.5;
+state (..., K, V), None for zeros.  For gradients: do like o, dfinal_state like state, None for zeros.
+TypeError for what is missing or of a wrong type, ValueError for what does not fit; both name the argument (core.arguments).
 """
 from ..core import blocks
 from ..core.arguments import start, start_vjp
@@ -18,7 +21,8 @@ AXES = dict(q="T K", k="T K", v="T V", g="T", state="K V")
 def loop(q, k, v, *, g, scale=None, state=None):
     """The definition, token by token."""
     xp, q, S = start(AXES, q, k, v, g=g, scale=scale, state=state)
-    o, a = [q[..., :0, :] @ S], xp.exp(g)[..., None, None]
+    a = xp.exp(g)[..., None, None]                                           # T 1 1
+    o = [q[..., :0, :] @ S]                                                  # 0 V   so that o has its shape if T = 0
     for t in range(q.shape[-2]):
         S = a[..., t, :, :] * S + k[..., t, :, None] * v[..., t, None, :]    # K V
         o.append(q[..., t, None, :] @ S)                                     # 1 V
@@ -26,7 +30,10 @@ def loop(q, k, v, *, g, scale=None, state=None):
 
 
 def matrix(q, k, v, *, g, scale=None, state=None):
-    """All tokens at once: what token j wrote reaches token i through the decays after j, D[i, j]."""
+    """All tokens at once: what token j wrote reaches token i through the decays after j, D[i, j].
+
+    Decays: D[i, j] token j to token i, a first state to token, z token to last state, A first state to last.
+    """
     xp, q, S = start(AXES, q, k, v, g=g, scale=scale, state=state)
     D, a, z, A = decay(g)                                                    # T T, T 1, T 1, 1 1
     P = q @ k.mT * D                                                         # T T
@@ -41,7 +48,8 @@ def loop_vjp(do, q, k, v, *, g, scale=None, state=None, dfinal_state=None):
         dS[t-1] = e^g[t] dS[t]                   from the decay;   dg[t] = sum(dS[t] e^g[t] S[t-1])
     """
     xp, q, S, do, dS, new, back = start_vjp(AXES, do, q, k, v, g=g, scale=scale, state=state, dfinal_state=dfinal_state)
-    (dq, dk, dv, dg), a, kept = new(), xp.exp(g)[..., None, None], []
+    (dq, dk, dv, dg), kept = new(), []
+    a = xp.exp(g)[..., None, None]                                           # T 1 1
     for t in range(q.shape[-2]):
         F = a[..., t, :, :] * S                                              # K V
         S = F + k[..., t, :, None] * v[..., t, None, :]                      # K V
@@ -57,21 +65,21 @@ def loop_vjp(do, q, k, v, *, g, scale=None, state=None, dfinal_state=None):
 
 
 def matrix_vjp(do, q, k, v, *, g, scale=None, state=None, dfinal_state=None):
-    """The same gradients, all tokens at once: D is a mask of numbers, and weighs the way back as it weighs the way there."""
+    """The same gradients, all tokens at once: the lines of `matrix` backwards; D multiplies scores, and so their gradients."""
     xp, q, S, do, dS, _, back = start_vjp(AXES, do, q, k, v, g=g, scale=scale, state=state, dfinal_state=dfinal_state)
-    D, a, z, A = decay(g)
-    P, dP = q @ k.mT * D, do @ v.mT                                          # T T
+    D, a, z, A = decay(g)                                                    # T T, T 1, T 1, 1 1
+    P, dP = q @ k.mT * D, do @ v.mT                                          # T T, T T
     dqk = dP * D                                                             # T T   adjoint of q k^T
-    ado, dkS = a * do, z * (v @ dS.mT)                                       # T V, T K   through the two states
+    read, write = (a * do) @ S.mT, z * (v @ dS.mT)                           # T K, T K   through the first and the last state
     dg = crossing(dP * P,                                                    # token to token
-                  (ado * (q @ S)).sum(-1),                                   # first state to token
-                  (k * dkS).sum(-1),                                         # token to last state
-                  (A * S * dS).sum((-1, -2), keepdims=True)[..., 0])          # first state to last state
-    return back(q=dqk @ k + ado @ S.mT,
-                k=dqk.mT @ q + dkS,
+                  (q * read).sum(-1),                                        # first state to token: sum of do a (q S), which is q . read
+                  (k * write).sum(-1),                                       # token to last state
+                  (A * S * dS).sum((-1, -2), keepdims=True)[..., 0])         # first state to last state
+    return back(q=dqk @ k + read,
+                k=dqk.mT @ q + write,
                 v=P.mT @ do + z * (k @ dS),
                 g=dg,
-                state=q.mT @ ado + A * dS)
+                state=q.mT @ (a * do) + A * dS)
 
 
 chunk = blocks.chunk(matrix)
