@@ -115,33 +115,38 @@ def check(axes, arguments):
 
     A cache has n tokens, 0 if there is none, and leaves with n+N.
     """
-    axes = dict(axes, do=axes.get("o", "T V"), dfinal_state=final_axes(axes["state"]))
     arrays, ends = {}, {}
     for name, x in arguments.items():
-        if x is None and name not in ("state", "dfinal_state"):
-            raise TypeError(f"{name} is missing: an array (..., {axes[name].replace(' ', ', ')}) is needed")
-        if x is not None:
-            parts, kinds = leaves(x), leaves(axes[name])
-            if type(x) is not type(axes[name]) and (isinstance(x, tuple) or isinstance(axes[name], tuple)):
-                raise TypeError(f"{name} must be {expected(axes[name])}, not {type(x).__name__}")
-            arrays.update(zip(leaf_names(name, axes[name]), parts))
-            ends.update(zip(leaf_names(name, axes[name]), kinds))
+        kind = axes[name] if name in axes else axes.get("o", "T V") if name == "do" else final_axes(axes["state"])
+        if x is None:
+            if name not in ("state", "dfinal_state"):
+                raise TypeError(f"{name} is missing: an array (..., {kind.replace(' ', ', ')}) is needed")
+        elif isinstance(x, tuple) or isinstance(kind, tuple):
+            if type(x) is not type(kind):
+                raise TypeError(f"{name} must be {expected(kind)}, not {type(x).__name__}")
+            arrays.update(zip(leaf_names(name, kind), x))
+            ends.update(zip(leaf_names(name, kind), map(str.split, kind)))
+        else:
+            arrays[name], ends[name] = x, kind.split()
     for name, x in arrays.items():
         check_array(name, x)
-    if len({array_module(x) for x in arrays.values()}) > 1:
+    if len(set(map(array_module, arrays.values()))) > 1:
         raise TypeError("arrays of NumPy and of CuPy cannot be mixed: " + ", ".join(f"{n} {type(x).__module__}" for n, x in arrays.items()))
 
-    sizes, seen = {}, {}
+    sizes, seen, leads = {}, {}, []
     for name, x in arrays.items():
-        letters = ends[name].split()
-        if x.ndim < len(letters):
+        shape, letters = x.shape, ends[name]
+        ahead = len(shape) - len(letters)
+        if ahead < 0:
             raise ValueError(f"{name} must end in ({', '.join(letters)}), so have at least {len(letters)} axes: {shapes(arrays)}")
-        for letter, n in zip(letters, x.shape[x.ndim - len(letters):]):
-            if sizes.setdefault(letter, n) != n:
+        for letter, n in zip(letters, shape[ahead:]):
+            if letter not in sizes:
+                sizes[letter], seen[letter] = n, name
+            elif sizes[letter] != n:
                 raise ValueError(f"{letter} is {sizes[letter]} in {seen[letter]} and {n} in {name}: {shapes(arrays)}")
-            seen.setdefault(letter, name)
+        leads.append(shape[:ahead])
     try:
-        numpy.broadcast_shapes(*(x.shape[:x.ndim - len(ends[n].split())] for n, x in arrays.items()))
+        common(leads)
     except ValueError:
         raise ValueError(f"the leading axes do not broadcast: {shapes(arrays)}") from None
     for name, x in arrays.items():
@@ -172,6 +177,8 @@ def count(name, n):
 
 def check_array(name, x):
     kind = getattr(getattr(x, "dtype", None), "kind", None)
+    if type(x) is numpy.ndarray and kind in "fcO":                           # as nearly always
+        return
     if kind is None or not hasattr(x, "__array_ufunc__"):
         raise TypeError(f"{name} must be a NumPy or CuPy array, not {type(x).__name__}")
     if isinstance(x, (numpy.ma.MaskedArray, numpy.matrix)):
@@ -185,7 +192,7 @@ def check_log_gate(name, g):
     if array_module(g) is not numpy:
         return
     g = g.real if g.dtype.kind == "c" else g
-    if not (g <= 0).all():
+    if g.size and not g.max() <= 0:                       # of an array with NaN, NaN is the maximum
         raise ValueError(f"{name} is the natural log of a decay, at most 0 and never NaN: {name} {g.shape} has "
                          f"{'a positive value' if (g > 0).any() else 'NaN'}")
 
@@ -201,7 +208,12 @@ def broadcast(name, arrays, axes, more):
     leads = [x.shape[:x.ndim - len(axes[n].split())] for n, x in arrays.items() if x is not None]
     for n, state in more.items():
         leads += [x.shape[:x.ndim - len(kind.split())] for x, kind in zip(leaves(state), leaves(axes[n]))]
-    return numpy.broadcast_shapes(*leads)
+    return common(leads)
+
+
+def common(shapes):
+    """What the shapes broadcast to."""
+    return shapes[0] if shapes and shapes.count(shapes[0]) == len(shapes) else numpy.broadcast_shapes(*shapes)
 
 
 def leaf_names(name, kind):
