@@ -2,17 +2,19 @@
 
     P[i, j] = sum over c of q[i, c] k[j, c] e^(g[j+1, c] + ... + g[i, c])          for j <= i, else 0
 
-The decays differ from channel to channel, so they stay inside the sum over channels; split at the first token, as e^(to i) e^-(to j), they
-overflow.  Split in the middle they do not.  Cut the tokens into an earlier and a later half; every path from one to the other passes the cut:
+The decays differ from channel to channel, so they stay inside the sum over channels; split at the first token, as e^(to i) e^-(to j),
+they overflow.  Split in the middle they do not.  Cut the tokens into an earlier and a later half; every path from one to the other passes
+the cut:
 
     P[i, j] = (q[i] a[i]) . (k[j] z[j])          a = cut to token i of the later half,  z = token j of the earlier half to the cut
 
 and so on inside each half, down to single tokens.  Products of factors at most 1, never differences of sums: exact for e^g = 0 and for
-fractions, nothing overflows, and no token touches an earlier row.  All blocks of one size are done at once, in log2 T rounds; T is filled up
-to a power of two with tokens that do nothing (q = k = 0, decay 1).
+fractions, nothing overflows, and no token touches an earlier row.  All blocks of one size are done at once, in log2 T rounds; T is filled
+up to N, a power of two, with tokens that do nothing (q = k = 0, decay 1).  The N / 2h blocks of one round, of 2 h tokens each, stand along
+an axis of their own before the tokens: (N/2h) h K is an array (..., N / 2h, h, K).
 
-Gates g (..., T, 1) are one gate for all channels: then the products stand outside the sum, D is the matrix of core.decay, and every function
-here does the short form of the same.
+Gates g (..., T, 1) are one gate for all channels: then the products stand outside the sum, D is the matrix of core.decay, and every
+function here does the short form of the same.
 """
 import numpy
 
@@ -50,7 +52,7 @@ def products(f):
     a = fill(f, N, 1).copy()                                                 # N K   cut to token, for blocks of one token
     z = xp.ones_like(a)                                                      # N K   token to the next cut
     for h in (1 << n for n in range(N.bit_length() - 1)):
-        D.append((earlier(z, h).copy(), later(a, h).copy()))                 # N/2h h K, N/2h h K
+        D.append((earlier(z, h).copy(), later(a, h).copy()))                 # (N/2h) h K each
         earlier(z, h)[...] *= later(a, h)[..., -1:, :]                       # now for blocks of 2 h
         later(a, h)[...] *= earlier(a, h)[..., -1:, :]
     return D, a[..., :T, :], z[..., :T, :], a[..., -1:, :].mT
@@ -62,11 +64,11 @@ def scores(q, k, D):
         return q @ k.mT * D
     xp, T, N = array_module(q), q.shape[-2], 1 << len(D)
     q, k = fill(q, N, 0), fill(k, N, 0)
-    P = (q * k).sum(-1)[..., None, None]                                     # N 1 1     blocks of one token
+    P = (q * k).sum(-1)[..., None, None]                                     # N 1 1   blocks of one token
     for z, a in D:
         h, blocks = a.shape[-2], P
-        X = (later(q, h) * a) @ (earlier(k, h) * z).mT                       # N/2h h h
-        P = xp.zeros(X.shape[:-2] + (2 * h, 2 * h), X.dtype)                 # N/2h 2h 2h
+        X = (later(q, h) * a) @ (earlier(k, h) * z).mT                       # (N/2h) h h     later rows, earlier columns
+        P = xp.zeros(X.shape[:-2] + (2 * h, 2 * h), X.dtype)                 # (N/2h) 2h 2h   two blocks become one
         P[..., :h, :h], P[..., h:, h:] = blocks[..., ::2, :, :], blocks[..., 1::2, :, :]
         P[..., h:, :h] = X
     return P[..., 0, :T, :T]
@@ -83,21 +85,24 @@ def scores_vjp(dP, q, k, D):
         none = (W * 0).sum(-1)
         return W @ k, W.mT @ q, scalar.crossing(W * (q @ k.mT), none, none, none[..., :1])[..., None]
     xp, T, N = array_module(q), q.shape[-2], 1 << len(D)
-    q, k, dP = fill(q, N, 0), fill(k, N, 0), fill(fill(dP, N, 0).mT, N, 0).mT[..., None, :, :]       # N K, N K, 1 N N
-    blocks = [dP, *(a for _, a in D[:1])]
-    lead = numpy.broadcast_shapes(q.shape[:-2], k.shape[:-2], *(x.shape[:-3] for x in blocks))
-    dtype = numpy.result_type(q.dtype, k.dtype, *(x.dtype for x in blocks))
-    dq, dk, dg = (xp.zeros(lead + q.shape[-2:], dtype) for _ in range(3))                            # N K
-    for z, a in reversed(D):
-        h, X = a.shape[-2], dP[..., a.shape[-2]:, :a.shape[-2]]                                      # N/2h h h
-        dP = xp.stack([dP[..., :h, :h], dP[..., h:, h:]], -3).reshape(dP.shape[:-3] + (N // h, h, h))
-        q1, k0, ones = later(q, h), earlier(k, h), xp.tril(xp.ones((h, h), dtype))
-        dq1, dk0 = X @ (k0 * z) * a, X.mT @ (q1 * a) * z                                             # N/2h h K
+    lead = numpy.broadcast_shapes(q.shape[:-2], k.shape[:-2], dP.shape[:-2], *(a.shape[:-3] for _, a in D))
+    dtype = numpy.result_type(q.dtype, k.dtype, dP.dtype, *(a.dtype for _, a in D))
+    dq, dk, dg = (xp.zeros(lead + (N, q.shape[-1]), dtype) for _ in range(3))                        # N K each
+    q, k = fill(q, N, 0), fill(k, N, 0)                                      # N K each
+    dX = fill(fill(dP, N, 0), N, 0, axis=-1)[..., None, :, :]                # 1 N N          one block of all tokens
+    for z, a in reversed(D):                                                 # (N/2h) h K each; the largest halves first
+        h = a.shape[-2]
+        q1, k0 = later(q, h), earlier(k, h)                                  # (N/2h) h K each
+        dX10 = dX[..., h:, :h]                                               # (N/2h) h h     later rows, earlier columns
+        dq1, dk0 = dX10 @ (k0 * z) * a, dX10.mT @ (q1 * a) * z               # (N/2h) h K each
         later(dq, h)[...] += dq1
         earlier(dk, h)[...] += dk0
-        later(dg, h)[...] += ones.mT @ (q1 * dq1)
-        earlier(dg, h)[...] += xp.tril(ones, -1) @ (k0 * dk0)
-    dq, dk = dq + dP[..., 0] * k, dk + dP[..., 0] * q
+        ones = xp.tril(xp.ones((h, h), dtype))                               # h h
+        later(dg, h)[...] += ones.mT @ (q1 * dq1)                            # (N/2h) h K     all i from the gate on
+        earlier(dg, h)[...] += xp.tril(ones, -1) @ (k0 * dk0)                # (N/2h) h K     all j before the gate
+        both = xp.stack([dX[..., :h, :h], dX[..., h:, h:]], -3)              # (N/2h) 2 h h   each block becomes two
+        dX = both.reshape(dX.shape[:-3] + (N // h, h, h))                    # (N/h) h h
+    dq, dk = dq + dX[..., 0] * k, dk + dX[..., 0] * q                        # N K each       blocks of one token: the diagonal
     return dq[..., :T, :], dk[..., :T, :], dg[..., :T, :]
 
 
@@ -131,7 +136,11 @@ def halves(x, h):
     return x.reshape(x.shape[:-2] + (x.shape[-2] // (2 * h), 2, h, x.shape[-1]))
 
 
-def fill(x, N, value):
-    """x (..., T, K) with tokens of `value` behind, to make N."""
-    xp, missing = array_module(x), N - x.shape[-2]
-    return x if not missing else xp.concatenate([x, xp.full(x.shape[:-2] + (missing, x.shape[-1]), value, x.dtype)], -2)
+def fill(x, N, value, axis=-2):
+    """x with tokens of `value` behind, to make N along `axis`."""
+    if x.shape[axis] == N:
+        return x
+    shape = list(x.shape)
+    shape[axis] = N - x.shape[axis]
+    xp = array_module(x)
+    return xp.concatenate([x, xp.full(tuple(shape), value, x.dtype)], axis)

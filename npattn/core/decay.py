@@ -25,7 +25,10 @@ def decay(g):
 
 
 def products(f):
-    """`decay` from the factors f = e^g themselves, by halves: a path from the first half to the second is z of the one times a of the other."""
+    """`decay` from the factors f = e^g themselves, by halves.
+
+    A path from the first half to the second is z of the one times a of the other.
+    """
     xp, T = array_module(f), f.shape[-1]
     if T <= 8:
         f_or_1 = xp.where(xp.tri(T, k=-1, dtype=bool), f[..., :, None], xp.ones((), f.dtype))
