@@ -92,6 +92,14 @@ def test_shapes(row, form):
             refuses(ValueError, ["leading axes do not broadcast", f"{name} {apart.shape}"], row, form, dict(x, **{name: apart}))
 
 
+@pytest.mark.parametrize("name", ["gla", "kda"])
+@every_form
+def test_one_gate_a_token_where_channels_have_their_own(name, form):
+    row = CATALOGUE[name]
+    x = arguments(row, form, lead=(2,))
+    refuses(ValueError, ["g must end in (T, K); T is 5 in q and 2 in g: q (2, 5, 4)", "g (2, 5)"], row, form, dict(x, g=x["g"][..., 0]))
+
+
 @every_row
 @every_form
 def test_one_token_is_not_five(row, form):

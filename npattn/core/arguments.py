@@ -1,7 +1,7 @@
 """What every form does first: check its arguments, scale q, make the state; and what every vjp does last.
 
-A mechanism's file says once which axes its arguments end in, `AXES = dict(q="T K", k="T K", v="T V", g="T", state="K V")`; the axes in front
-broadcast.  Arguments whose name is g, or begins with g_, are logarithms of decays and must not be positive.
+A mechanism's file says once which axes its arguments end in, `AXES = dict(q="T K", k="T K", v="T V", g="T", state="K V")`; the axes in
+front broadcast.  Arguments whose name is g, or begins with g_, are logarithms of decays and must not be positive.
 """
 from fractions import Fraction
 from math import isqrt
@@ -15,8 +15,8 @@ from .states import Cache, leaves, map_state, rebuild
 def start(axes, q, k, v, *, scale, state, **others):
     """Check, then return (array module, scale times q, the state as arrays of the broadcast shape).
 
-    Raises TypeError for what is no array of floats, complex numbers or objects; ValueError for shapes that do not fit, for a log gate that is
-    positive or NaN, and for `scale` where the default is no exact number.  A mechanism without a scale passes 1.
+    Raises TypeError for what is missing or no array of floats, complex numbers or objects; ValueError for shapes that do not fit, for a log
+    gate that is positive or NaN, and for `scale` where the default is no exact number.  A mechanism without a scale passes 1.
     """
     given = dict(q=q, k=k, v=v, **others)
     sizes = check(axes, dict(given, state=state))
@@ -57,7 +57,10 @@ def start_vjp(axes, do, q, k, v, *, scale, state, dfinal_state, **others):
 
 
 def given_once(x, shape, whole):
-    """`x` broadcast to the state's `shape`; along axes that only q has the state is one, not many, so the first copy gets `x` and the others 0."""
+    """`x` broadcast to the state's `shape`, then to `whole`, which may have axes that only q has.
+
+    Along those the state is one, not many, so the first copy gets `x` and the others 0.
+    """
     xp = array_module(x)
     x = x if x.shape == shape else xp.broadcast_to(x, shape)
     if shape == whole:
@@ -143,7 +146,8 @@ def check(axes, arguments):
             if letter not in sizes:
                 sizes[letter], seen[letter] = n, name
             elif sizes[letter] != n:
-                raise ValueError(f"{letter} is {sizes[letter]} in {seen[letter]} and {n} in {name}: {shapes(arrays)}")
+                raise ValueError(f"{name} must end in ({', '.join(letters)}); {letter} is {sizes[letter]} in {seen[letter]} and {n} in {name}"
+                                 f": {shapes(arrays)}")
         leads.append(shape[:ahead])
     try:
         common(leads)
