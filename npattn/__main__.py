@@ -46,6 +46,19 @@ COMMANDS = dict(
            argument("--chunk", type=int, default=64, metavar="C", help="tokens in a chunk or tile; default 64"),
            argument("--block-size", type=int, default=64, metavar="B", help="of block top-k attention; default 64"),
            argument("--dtype-bytes", type=int, default=4, help="bytes a number; default 4")]),
+    bench=("npattn.bench.command:bench_command", "how long the forms take here, forward and backward, and how others compare",
+           [argument("mechanisms", nargs="*", metavar="MECHANISM", help="all, if none is named"),
+            argument("--tokens", type=int, default=2048, metavar="T", help="default 2048"), argument("--heads", type=int, default=16, help="default 16"),
+            argument("--key-dim", type=int, default=128, metavar="K", help="default 128"),
+            argument("--value-dim", type=int, default=128, metavar="V", help="default 128"),
+            argument("--dtype", choices=("float32", "float64"), default="float32"),
+            argument("--chunk", type=int, metavar="C", help="tokens in a block or tile; default as in the forms"),
+            argument("--repeats", type=int, default=7, metavar="N", help="rounds, of which the median is printed; default 7"),
+            argument("--workers", type=int, default=1, metavar="N", help="threads over the heads; set OPENBLAS_NUM_THREADS=1 with it; default 1"),
+            argument("--against", choices=("torch",), help="others that do the same work: Transformers, flash-linear-attention, torch, if installed"),
+            argument("--compile", action="store_true", help="those under torch.compile as well"),
+            argument("--device", choices=("cpu", "cuda"), default="cpu", help="cuda: arrays of CuPy"),
+            argument("--scaling", action="store_true", help="eight times the tokens as well"), JSON]),
 )
 
 
