@@ -70,7 +70,7 @@ def test_none_and_missing(row, form):
     for name in x:
         if name != "state":
             refuses(TypeError, [f"{name} is missing"], row, form, dict(x, **{name: None}))
-            refuses(TypeError, ["missing", f"'{name}'"], row, form, {n: y for n, y in x.items() if n != name})
+            refuses(TypeError, [f"{form}() ", "missing", f"'{name}'"], row, form, {n: y for n, y in x.items() if n != name})
 
 
 @every_row
@@ -140,7 +140,7 @@ def test_states(row, form):
 def test_keywords(row, form):
     """Beside q, k, v nothing goes by position, and an unknown keyword is refused."""
     x = arguments(row, form)
-    refuses(TypeError, ["'gamma'"], row, form, dict(x, gamma=x["v"]))
+    refuses(TypeError, [f"{form}() ", "'gamma'"], row, form, dict(x, gamma=x["v"]))
     first = ("do", "q", "k", "v") if form in VJPS else ("q", "k", "v")
     rest = {name: y for name, y in x.items() if name not in first}
     name = next(iter(rest))

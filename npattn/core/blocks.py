@@ -1,24 +1,25 @@
 """The matrix form block by block, the state carried: one lift for every recurrent mechanism.
 
-Blocks of 32 to 128 tokens stay in cache, so the readable form is the fast form; time is linear in T, and the memory beyond the output does not
-grow with it.
+Blocks of 32 to 128 tokens stay in cache, so the readable form is the fast form; time is linear in T, and the memory beyond the output does
+not grow with it.
 """
 import functools
 import inspect
 
 import numpy
 
-from .arguments import check
+from .arguments import check, leaf_names
 from .arrays import array_module
 from .states import leaves
 
 
 def chunk(matrix):
     """`matrix` on blocks of `chunk_size` tokens: the same arguments, the same results, for every block size."""
-    axes = matrix.__globals__["AXES"]
+    axes, check_names = matrix.__globals__["AXES"], named("chunk", matrix)
 
     def chunk(q, k, v, *, chunk_size=64, state=None, **others):
-        """All tokens, block by block: `matrix` on `chunk_size` tokens at a time, the state carried from block to block."""
+        """`matrix` on chunk_size tokens at a time, the state carried from block to block."""
+        check_names(others)
         tokens, options = split(axes, dict(q=q, k=k, v=v, **others))
         T, whole = count_tokens(axes, dict(tokens, state=state), chunk_size), None
         for b in blocks(T, chunk_size):
@@ -35,10 +36,11 @@ def chunk(matrix):
 
 def chunk_vjp(matrix, matrix_vjp):
     """`matrix_vjp` on blocks, last to first: states are kept at block boundaries only, the rest is recomputed inside."""
-    axes = matrix.__globals__["AXES"]
+    axes, check_names = matrix.__globals__["AXES"], named("chunk_vjp", matrix)
 
     def chunk_vjp(do, q, k, v, *, chunk_size=64, state=None, dfinal_state=None, **others):
-        """The gradients, block by block: one state kept for every `chunk_size` tokens, everything else recomputed inside its block."""
+        """`matrix_vjp` on chunk_size tokens at a time, last block first; one state is kept for each, the rest recomputed inside."""
+        check_names(others)
         tokens, options = split(axes, dict(q=q, k=k, v=v, **others))
         T = count_tokens(axes, dict(tokens, do=do, state=state, dfinal_state=dfinal_state), chunk_size)
         steps, states = list(blocks(T, chunk_size)), [state]
@@ -85,7 +87,10 @@ def token_axis(kind):
 
 
 def unread(q, b, n):
-    """Tokens `b` of q, zero times over: in front of up to n axes stands one of length 0.  With it a form computes the state alone, which no query changes."""
+    """Tokens `b` of q, zero times over: in front of up to n axes stands one of length 0.
+
+    With it a form computes the state alone, which no query changes.
+    """
     return array_module(q).empty((0,) + (1,) * n + (b.stop - b.start, q.shape[-1]), q.dtype)
 
 
@@ -106,10 +111,34 @@ def count_tokens(axes, arguments, chunk_size):
     return check(axes, arguments)["T"]
 
 
+def named(name, of):
+    """A check that keywords are those of `of`: TypeError, as Python's own, but with the `name` of the form that was called."""
+    keywords = [p for p in inspect.signature(of).parameters.values() if p.kind is p.KEYWORD_ONLY]
+    known, needed = {p.name for p in keywords}, [p.name for p in keywords if p.default is p.empty]
+
+    def check_names(given):
+        missing = [x for x in needed if x not in given]
+        if missing:
+            raise TypeError(f"{name}() is missing {' and '.join(map(repr, missing))}")
+        for x in given:
+            if x not in known:
+                raise TypeError(f"{name}() got an unexpected keyword argument {x!r}")
+
+    return check_names
+
+
 def lifted(form, of):
-    """Give `form` the signature of `of` plus chunk_size, and its place in that module."""
+    """Give `form` the signature of `of` plus chunk_size, its place in that module, and a docstring that says what goes in."""
     functools.update_wrapper(form, of, assigned=("__module__",))
     parameters = inspect.signature(of).parameters
+    size = inspect.Parameter("chunk_size", inspect.Parameter.KEYWORD_ONLY, default=64)
     form.__qualname__ = form.__name__
-    form.__signature__ = inspect.Signature([*parameters.values(), inspect.Parameter("chunk_size", inspect.Parameter.KEYWORD_ONLY, default=64)])
+    form.__signature__ = inspect.Signature([*parameters.values(), size])
+    axes = of.__globals__["AXES"]
+    axes = dict(do=axes.get("o", "T V"), **axes, dfinal_state=axes["state"])
+    shapes = ", ".join(f"{part} (..., {kind.replace(' ', ', ')})" for name in axes if name in parameters
+                       for part, kind in zip(leaf_names(name, axes[name]), leaves(axes[name])))
+    form.__doc__ = (f"{of.__module__.rpartition('.')[2]}: {form.__doc__}\n\n{shapes};\n"
+                    f"chunk_size tokens in a block, an integer of at least 1, which changes nothing but rounding.\n"
+                    f"Results are those of `{of.__name__}`; what the arguments mean: help({of.__module__!r}).")
     return form
