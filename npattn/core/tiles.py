@@ -11,11 +11,12 @@ Backward (FlashAttention-2, Dao, 2023, arXiv 2307.08691), from m, z and o, the s
 
     p = e^(s - m) / z,   ds = p (do v^T - rowsum(do o)),   dq += ds k,   dk += ds^T q,   dv += p^T do
 
-The log-sum-exp is kept as its two parts: no exponent is ever above 0, and large scores round nothing away.  m is a constant to the gradient, which
-it cancels from; it goes by the real part, so that complex arrays, and with them the complex step, work.  A query that sees no key has m = -inf and z = 0:
-its output and gradients are 0, its log-sum-exp is -inf.
+The log-sum-exp is kept as its two parts: no exponent is ever above 0, and large scores round nothing away.  m is a constant to the
+gradient, which it cancels from; it goes by the real part, so that complex arrays, and with them the complex step, work.  A query that sees
+no key has m = -inf and z = 0, and is divided by z + (z == 0) = 1: its output and gradients are 0, its log-sum-exp is -inf.
 
-`tiles(i)` gives, for the queries of slice i, pairs (j, see): a slice of keys and where to look, booleans over queries and keys, None for everywhere.
+`tiles(i)` gives, for the queries of slice i, pairs (j, see): a slice of keys and where to look, booleans over queries and keys, None for
+everywhere.
 """
 import numpy
 
@@ -50,8 +51,9 @@ def attend_vjp(do, q, k, v, bias, tiles, size, dk, dv, dbias):
     o, m, z = attend(q, k, v, bias, tiles, size)
     dq = xp.zeros(o.shape[:-1] + q.shape[-1:], numpy.result_type(o.dtype, do.dtype))
     for i in blocks(q.shape[-2], size):
-        qi, base, w = q[..., i, :], finite(m[..., i, :]), do[..., i, :] / (z[..., i, :] + (z[..., i, :] == 0))     # i K, i 1, i V
-        delta = (w * o[..., i, :]).sum(-1, keepdims=True)                    # i 1   do / z for do: then e^(s - m) stands for p
+        qi, base, zi = q[..., i, :], finite(m[..., i, :]), z[..., i, :]      # i K, i 1, i 1
+        w = do[..., i, :] / (zi + (zi == 0))                                 # i V   do / z for do: then e^(s - m) stands for p
+        delta = (w * o[..., i, :]).sum(-1, keepdims=True)                    # i 1
         for j, see in tiles(i):
             e = scores(qi, k[..., j, :], part(bias, i, j), see)              # i j
             e -= base

@@ -6,7 +6,9 @@ from .arrays import array_module
 
 
 def inverse(L):
-    """(I + L)^-1 for strictly lower L (..., C, C), row by row, blocks joined by halves; what stands on or above the diagonal of L is not read.
+    """(I + L)^-1 for strictly lower L (..., C, C), row by row, blocks joined by halves.
+
+    What stands on or above the diagonal of L is not read.
 
         [A 0]^-1   [ A^-1          0   ]
         [B D]    = [-D^-1 B A^-1   D^-1]

@@ -5,15 +5,19 @@
     s[i, j] = scale q[i] · k[j]                  -inf where query i does not keep the block of j
     p[i, j] = e^s[i, j] / sum_j e^s[i, j],   o[i] = sum_j p[i, j] v[j]
 
-Query i keeps the `topk` blocks of highest c, all if there are fewer; of equal ones the lower.  With causal=True it is MoBA (Lu et al., 2025, arXiv 2502.13189):
-query i keeps its own block, in which it sees itself and what came before, and the topk - 1 best of the blocks before that; topk = 1 is the own block alone.
-(MoBA's released code has a fast path that with topk = 1 gives full causal attention.)  topk >= the number of blocks is softmax attention.
+Query i keeps the `topk` blocks of highest c, all if there are fewer; of equal ones the lower.  With causal=True it is MoBA (Lu et al.,
+2025, arXiv 2502.13189): query i keeps its own block, in which it sees itself and what came before, and the topk - 1 best of the blocks
+before that; topk = 1 is the own block alone.  (MoBA's released code has a fast path that with topk = 1 gives full causal attention.)
+topk >= the number of blocks is softmax attention.
 
 The choice carries no gradient: r and c only rank.  Where a choice changes, o jumps.  `select` gives the kept blocks.
 
-q (..., T, K), k (..., N, K), v (..., N, V): usually N = T.  state: `Cache(k, v)` of the n tokens before, unscaled, (..., n, K) and (..., n, V); returned with
-the N new ones behind them.  Query i stands at position n + i, key j of old and new at j; blocks are counted from the first cached key.  Heads that share keys
-(MQA, GQA) broadcast, q (..., H, G, T, K) with k, v (..., H, 1, N, K), and every query head keeps its own blocks.
+q (..., T, K), k (..., N, K), v (..., N, V), o (..., T, V): usually N = T; block_size and topk integers of at least 1; scale a number, None
+for K ** -0.5.  state: `Cache(k, v)` of the n tokens before, unscaled, (..., n, K) and (..., n, V), None for an empty one; returned with
+the N new ones behind them.  For gradients: do like o, dfinal_state like the returned cache, None for zeros.  Query i stands at position
+n + i, key j of old and new at j; blocks are counted from the first cached key.  Heads that share keys (MQA, GQA) broadcast,
+q (..., H, G, T, K) with k, v (..., H, 1, N, K), and every query head keeps its own blocks.
+TypeError for what is missing or of a wrong type, ValueError for what does not fit; both name the argument (core.arguments).
 """
 import numpy
 
@@ -34,7 +38,8 @@ def loop(q, k, v, *, block_size, topk, causal=False, scale=None, state=None):
     r, o = means(k, block_size), []                                          # blocks K
     for i in blocks(q.shape[-2], 1):
         kept = keep(q, r, n, i, block_size, topk, causal)                    # 1 blocks
-        p = softmax(scores(q[..., i, :], k, None, sees(kept, n, i, whole(k), block_size, causal)))           # 1 N
+        see = sees(kept, n, i, whole(k), block_size, causal)                 # 1 N
+        p = softmax(scores(q[..., i, :], k, None, see))                      # 1 N
         o.append(p @ v)                                                      # 1 V
     return xp.concatenate(o, axis=-2), Cache(k, v)
 
@@ -42,15 +47,17 @@ def loop(q, k, v, *, block_size, topk, causal=False, scale=None, state=None):
 def matrix(q, k, v, *, block_size, topk, causal=False, scale=None, state=None):
     """All queries and keys at once, as T by N scores."""
     _, q, k, v, n = start_cached(AXES, q, k, v, scale=scale, state=state)
-    kept = keep(q, means(k, block_size), n, whole(q), block_size, topk, causal)              # T blocks
-    p = softmax(scores(q, k, None, sees(kept, n, whole(q), whole(k), block_size, causal)))   # T N
+    kept = keep(q, means(k, block_size), n, whole(q), block_size, topk, causal)      # T blocks
+    see = sees(kept, n, whole(q), whole(k), block_size, causal)              # T N
+    p = softmax(scores(q, k, None, see))                                     # T N
     return p @ v, Cache(k, v)                                                # T V
 
 
 def chunk(q, k, v, *, block_size, topk, causal=False, scale=None, state=None, chunk_size=256):
     """Tiles of chunk_size queries by chunk_size keys, online softmax; tiles of which no query keeps a block are left out."""
     _, q, k, v, n = start_cached(AXES, q, k, v, scale=scale, state=state)
-    o, _, _ = attend(q, k, v, None, tiles(q, k, n, block_size, topk, causal, count("chunk_size", chunk_size)), chunk_size)
+    looked_at = tiles(q, k, n, block_size, topk, causal, count("chunk_size", chunk_size))
+    o, _, _ = attend(q, k, v, None, looked_at, chunk_size)                   # T V
     return o, Cache(k, v)
 
 
@@ -66,7 +73,8 @@ def select(q, k, *, block_size, topk, causal=False, scale=None, state=None):
     check({name: kind for name, kind in AXES.items() if name != "v"}, dict(q=q, k=k, state=state))
     xp, old = array_module(q, k), k[..., :0, :] if state is None else state.k
     lead = numpy.broadcast_shapes(old.shape[:-2], k.shape[:-2])
-    k = xp.concatenate([xp.broadcast_to(x, lead + x.shape[-2:]) for x in (old + xp.zeros((), q.dtype), k)], axis=-2)         # n+N K
+    old = old + xp.zeros((), q.dtype)                                        # n K   in the common type
+    k = xp.concatenate([xp.broadcast_to(x, lead + x.shape[-2:]) for x in (old, k)], axis=-2)         # n+N K
     return keep(q * scale_of(scale, q), means(k, block_size), old.shape[-2], whole(q), block_size, topk, causal)
 
 
@@ -81,7 +89,8 @@ def loop_vjp(do, q, k, v, *, block_size, topk, causal=False, scale=None, state=N
     for i in blocks(q.shape[-2], 1):
         qi, doi = q[..., i, :], do[..., i, :]                                # 1 K, 1 V
         kept = keep(q, r, n, i, block_size, topk, causal)                    # 1 blocks
-        p = softmax(scores(qi, k, None, sees(kept, n, i, whole(k), block_size, causal)))     # 1 N
+        see = sees(kept, n, i, whole(k), block_size, causal)                 # 1 N
+        p = softmax(scores(qi, k, None, see))                                # 1 N
         dp = doi @ v.mT                                                      # 1 N
         ds = p * (dp - (p * dp).sum(-1, keepdims=True))                      # 1 N
         dq.append(ds @ k)                                                    # 1 K
@@ -93,8 +102,9 @@ def loop_vjp(do, q, k, v, *, block_size, topk, causal=False, scale=None, state=N
 def matrix_vjp(do, q, k, v, *, block_size, topk, causal=False, scale=None, state=None, dfinal_state=None):
     """The same gradients from T by N weights: sum_j p[i, j] do[i] · v[j] is do[i] · o[i]."""
     _, q, k, v, n, do, dk, dv, back = start_cached_vjp(AXES, do, q, k, v, scale=scale, state=state, dfinal_state=dfinal_state)
-    kept = keep(q, means(k, block_size), n, whole(q), block_size, topk, causal)              # T blocks
-    p = softmax(scores(q, k, None, sees(kept, n, whole(q), whole(k), block_size, causal)))   # T N
+    kept = keep(q, means(k, block_size), n, whole(q), block_size, topk, causal)      # T blocks
+    see = sees(kept, n, whole(q), whole(k), block_size, causal)              # T N
+    p = softmax(scores(q, k, None, see))                                     # T N
     ds = p * (do @ v.mT - (do * (p @ v)).sum(-1, keepdims=True))             # T N
     add(dk, ds.mT @ q)
     add(dv, p.mT @ do)
@@ -104,7 +114,9 @@ def matrix_vjp(do, q, k, v, *, block_size, topk, causal=False, scale=None, state
 def chunk_vjp(do, q, k, v, *, block_size, topk, causal=False, scale=None, state=None, dfinal_state=None, chunk_size=256):
     """The same gradients, tile by tile: choice and scores are made again, only the log-sum-exp and o are kept."""
     _, q, k, v, n, do, dk, dv, back = start_cached_vjp(AXES, do, q, k, v, scale=scale, state=state, dfinal_state=dfinal_state)
-    return back(attend_vjp(do, q, k, v, None, tiles(q, k, n, block_size, topk, causal, count("chunk_size", chunk_size)), chunk_size, dk, dv, None), dk, dv)
+    looked_at = tiles(q, k, n, block_size, topk, causal, count("chunk_size", chunk_size))
+    dq = attend_vjp(do, q, k, v, None, looked_at, chunk_size, dk, dv, None)  # T K   adds to dk and dv
+    return back(dq, dk, dv)
 
 
 # --- the choice --------------------------------------------------------------------------------------------------
@@ -118,14 +130,15 @@ def means(k, block_size):
 def keep(q, r, n, i, block_size, topk, causal):
     """The blocks that queries `i`, a slice of the scaled q, keep: booleans (..., queries, blocks).
 
-    Products are added channel by channel, not by a matrix product, whose rounding depends on how many rows it has: every form, and every split of a
-    sequence into calls, must find the same order, ties included.
+    Products are added channel by channel, not by a matrix product, whose rounding depends on how many rows it has: every form, and every
+    split of a sequence into calls, must find the same order, ties included.
     """
     xp, q, topk = array_module(q, r), q[..., i, :], count("topk", topk)
     c = sum(q[..., :, x, None] * r[..., None, :, x] for x in range(q.shape[-1])).real        # T blocks
     if not causal:
         return rank(xp, c) < topk
-    own, b = (n + xp.arange(i.start, i.stop)[:, None]) // block_size, xp.arange(r.shape[-2])                 # T 1, blocks
+    own = (n + xp.arange(i.start, i.stop)[:, None]) // block_size            # T 1
+    b = xp.arange(r.shape[-2])                                               # blocks
     return (rank(xp, xp.where(b < own, c, -xp.inf)) < topk - 1) & (b < own) | (b == own)
 
 
