@@ -490,7 +490,7 @@ def test_command(tmp_path, capsys):
     assert compare_command(str(path), json=True) == 0 and json.loads(capsys.readouterr().out)["verdict"] == "right"
     assert compare_command(str(path), mechanism="gated_delta_rule_predict_first", json=True) == 1
     found = json.loads(capsys.readouterr().out)
-    assert found["verdict"] == "wrong" and found["mechanism"] == "gated_delta_rule_predict_first" and len(found["outputs"][0]["by_token"]) == 9
+    assert found["verdict"] == "explained" and found["names"] == ["decay before predict"] and found["mechanism"] == "gated_delta_rule_predict_first" and len(found["outputs"][0]["by_token"]) == 9
     assert compare_command(str(path), layout="bhtd") == 2 and "all arrays fit layout bthd" in capsys.readouterr().err
     assert compare_command(str(tmp_path / "none.npz")) == 2 and "there is no such file" in capsys.readouterr().err
     assert compare_command(str(tmp_path)) == 2 and capsys.readouterr().err.count("\n") == 1

@@ -33,7 +33,8 @@ class Problem:
 def evaluate(problem, form="chunk", gradients=False, **keywords):
     """What the call must return, by name: o, final_state and, with `gradients`, dq, dk, …, dstate; each (B, heads, …).
 
-    `form` is loop, matrix or chunk; `keywords` (such as chunk_size) go to it.  ValueError or TypeError where the mechanism refuses its arguments.
+    `form` is loop, matrix or chunk, or a pair of functions in place of a form and its vjp; `keywords` (such as chunk_size) go to it.  ValueError or
+    TypeError where the mechanism refuses its arguments.
     """
     q, k = (problem.arrays[name] for name in "qk")
     normal = dict(q=l2norm(q), k=l2norm(k)) if problem.l2norm else {}
@@ -59,6 +60,7 @@ def evaluate(problem, form="chunk", gradients=False, **keywords):
 def call(problem, form, gradients, keywords, own):
     """The mechanism on grouped arrays (B, H, G, …)."""
     module, axes = problem.mechanism.module, problem.mechanism.axes
+    forward, backward = form if isinstance(form, tuple) else (getattr(module, form), getattr(module, form + "_vjp"))
 
     def state(name):
         names = leaf_names(name, axes["state"])
@@ -66,10 +68,10 @@ def call(problem, form, gradients, keywords, own):
 
     needed, optional, *_ = takes(problem.mechanism)
     arguments = {name: own[name] for name in (*needed, *optional) if name in own} | problem.options | keywords | dict(state=state("state"))
-    o, final = getattr(module, form)(**arguments)
+    o, final = forward(**arguments)
     found = dict(o=o) | dict(zip(leaf_names("final_state", axes["state"]), leaves(final)))
     if gradients:
-        d = getattr(module, form + "_vjp")(own["do"] if "do" in own else np.zeros_like(o), **arguments, dfinal_state=state("dfinal_state"))
+        d = backward(own["do"] if "do" in own else np.zeros_like(o), **arguments, dfinal_state=state("dfinal_state"))
         found |= dict(zip(leaf_names("dstate", axes["state"]), leaves(d.pop("state")))) | {"d" + name: y for name, y in d.items()}
     return found
 

@@ -2,7 +2,6 @@
 
 The format is in derivations/dump_format.md.  Whatever makes a dump unusable raises DumpError, a ValueError whose message is one line.
 """
-from collections.abc import Mapping
 from difflib import get_close_matches
 from typing import Any, NamedTuple
 
@@ -10,6 +9,7 @@ import numpy as np
 
 from ..catalogue import CATALOGUE
 from ..core.arguments import leaf_names
+from .files import load
 from .layout import LAYOUTS, DumpError, check_type, check_values, heads, is_output, key_axes, ours, read_tokens, sizes_of
 from .problem import Problem, takes
 
@@ -26,7 +26,7 @@ class Dump(NamedTuple):
 
 
 def read(source, mechanism=None, layout=None):
-    """The Dump in an .npz file (a path or an open file) or a mapping of arrays.  `mechanism` and `layout` go before what is stored."""
+    """The Dump in a file, a folder or a mapping (see files.py).  `mechanism` and `layout` go before what is stored."""
     arrays = load(source)
     stored = {key: text(key, arrays.pop(key)) for key in ("mechanism", "layout") if key in arrays}
     layout, mechanism = layout or stored.get("layout", "bthd"), mechanism or stored.get("mechanism")
@@ -58,50 +58,6 @@ def read(source, mechanism=None, layout=None):
                 {key: table[key] for key in outputs})
 
 
-# --- the file ----------------------------------------------------------------------------------------------------
-
-def load(source):
-    """The arrays by key.  Pickled objects are refused, never loaded."""
-    if isinstance(source, Mapping):
-        return {str(key): host_array(key, x) for key, x in source.items() if x is not None}
-    try:
-        z = np.load(source, allow_pickle=False)
-    except FileNotFoundError:
-        raise DumpError(f"{source}: there is no such file") from None
-    except Exception as error:                           # whatever zipfile and NumPy make of a broken file
-        raise DumpError(f"{source} is no .npz file that can be read{because(error)}") from None
-    if not isinstance(z, np.lib.npyio.NpzFile):
-        raise DumpError(f"{source} is a single array, not an .npz of named arrays")
-    with z:
-        return {key: entry(source, z, key) for key in z.files}
-
-
-def entry(source, z, key):
-    try:
-        x = z[key]
-    except Exception as error:
-        raise DumpError(f"{source}: {key} cannot be read{because(error)}") from None
-    if not isinstance(x, np.ndarray):
-        raise DumpError(f"{source}: {key} is no array")
-    return x
-
-
-def host_array(key, x):
-    """An array of NumPy from whatever converts to one."""
-    try:
-        x = np.asarray(x)
-    except Exception as error:                           # whatever the other library raises
-        raise DumpError(f"{key} cannot be had as a NumPy array{because(error)}") from None
-    if x.dtype == object:
-        raise DumpError(f"{key} holds objects, not numbers")
-    return x
-
-
-def because(error):
-    line = " ".join(str(error).split())
-    return ": it is no .npz, or holds pickled objects, which are never loaded" if "pickle" in line else f": {line}" if line else ""
-
-
 # --- names and options -------------------------------------------------------------------------------------------
 
 def text(key, x):
@@ -116,7 +72,8 @@ def row_of(mechanism, arrays):
     names = [*CATALOGUE, *ALIASES]
     if mechanism is None:
         fit = fitting(arrays)
-        raise DumpError("the dump does not say its mechanism; " + (f"its arrays fit {', '.join(fit)}" if fit else f"one of {', '.join(names)} must be given"))
+        raise DumpError("the dump does not say its mechanism; "
+                        + (f"its arrays fit {', '.join(fit)}" if fit else f"one of {', '.join(names)} must be given"))
     if not isinstance(mechanism, str):
         raise DumpError(f"mechanism must be a string, not {mechanism!r}")
     if mechanism not in names:

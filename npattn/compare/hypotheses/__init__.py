@@ -1,0 +1,24 @@
+"""The table of hypotheses: what people who port these mechanisms get wrong, one row each.  A new one is one row in the file of its theme.
+
+Rows are tried from top to bottom; of two that explain a dump equally well the upper one is named first.
+"""
+from . import attention, gates, gradients, layout, order, scale
+
+TABLE = {
+    "Scale": scale.SCALE,
+    "Norm of q and k": scale.NORM,
+    "Which array is which": scale.ROLES,
+    "Gate": gates.GATE,
+    "Write strength": gates.STRENGTH,
+    "Order of the steps": order.ORDER,
+    "States": order.STATE,
+    "Heads and axes": layout.HEADS,
+    "Chunks": layout.CHUNKS,
+    "Padding and packed sequences": layout.SEQUENCES,
+    "Who sees whom": attention.MASK,
+    "Weights": attention.WEIGHTS + attention.NORMALISER,
+    "Choice of blocks": attention.BLOCKS,
+    "Gradient of the gate": gradients.GATE,
+    "Gradients": gradients.OTHERS + gradients.FACTOR,
+}
+HYPOTHESES = tuple(row for rows in TABLE.values() for row in rows)
