@@ -2,9 +2,10 @@
 
     python -m npattn cost --mechanism softmax_attention gated_delta_rule --tokens 131072 --heads 16 --kv-heads 2 --key-dim 128 --value-dim 128
 
-The formulas stand in the catalogue, as text such as "K V + G K V": multiplications for one token and one key head, leading terms.  Letters: T tokens,
-K and V widths, C tokens in a chunk, B keys in a block, G query heads for each key head.  Additions are as many.  The matrix form of a mechanism with a
-state is its chunk of all tokens.  Tests compare the formulas with operations counted in the forms themselves (npattn.proof.counting).
+The formulas stand in the catalogue, as text such as "K V + G K V": multiplications for one token and one key head, leading terms.  Letters:
+T tokens, K and V widths, C tokens in a chunk, B keys in a block, G query heads for each key head.  Additions are as many.  The matrix form
+of a mechanism with a state is its chunk of all tokens.  Tests compare the formulas with operations counted in the forms themselves
+(npattn.proof.counting).
 """
 import inspect
 from fractions import Fraction
@@ -55,7 +56,10 @@ def kept_table(mechanisms, **sizes):
 
 
 def check(mechanisms, *, tokens, heads, kv_heads=None, key_dim=128, value_dim=128, layers=1, chunk=64, block_size=64, dtype_bytes=4):
-    """(rows of the catalogue, sizes by letter, key heads of all layers, bytes a number); ValueError for what is unknown, below 1, or does not divide."""
+    """(rows of the catalogue, sizes by letter, key heads of all layers, bytes a number).
+
+    ValueError for what is unknown, below 1, or does not divide.
+    """
     unknown = [name for name in mechanisms if name not in CATALOGUE]
     if unknown:
         raise ValueError(f"there is no mechanism {unknown[0]!r}: {', '.join(CATALOGUE)}")
@@ -142,5 +146,6 @@ def counted(row, form, T, K, V, G=1, C=None, B=None, n=0, **options):
     x = row.arguments(np.random.default_rng(0), T, (1,), K=K, V=V, n=n)
     x["q"] = np.repeat(x["q"], G, axis=0)
     chosen = {name: size for name, size in dict(chunk_size=C if form == "chunk" else None, block_size=B).items() if size}
-    options = {**row.options, **{name: x for name, x in chosen.items() if name in inspect.signature(getattr(row.module, form)).parameters}, **options}
-    return count(getattr(row.module, form), **x, **options)
+    f = getattr(row.module, form)
+    known = {name: x for name, x in chosen.items() if name in inspect.signature(f).parameters}
+    return count(f, **x, **{**row.options, **known, **options})

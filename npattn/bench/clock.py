@@ -82,8 +82,8 @@ class Gpu:
 def interleaved(device, calls, repeats, pause=0):
     """{name: [seconds]}: in every round each call in turn, so that whatever else the machine does meets all of them.
 
-    Each has run once before.  What is short runs often enough to be measured.  `pause` seconds pass before each: threads that spin after a product,
-    waiting for the next one, have then gone to sleep, and do not take the processor from the threads of another library.
+    Each has run once before.  What is short runs often enough to be measured.  `pause` seconds pass before each: threads that spin after a
+    product, waiting for the next one, have then gone to sleep, and do not take the processor from the threads of another library.
     """
     times, found = {}, {name: [] for name in calls}
     for name, call in calls.items():

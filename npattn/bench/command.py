@@ -2,10 +2,10 @@
 
     OPENBLAS_NUM_THREADS=1 python -m npattn bench gated_delta_rule --workers 2 --against torch
 
-Of the limit: the time that one product of large square matrices with as many multiplications and additions takes, on as many threads, divided by ours.
-The operations of a forward pass are those of `python -m npattn cost`; with gradients four times as many, for the backward pass makes two products for
-each of the forward pass, and the forward pass again.  Memory is what the call takes at its peak beyond its arguments and its results, of another run.
-Every call runs once in each round, in turn; a ratio is the median of those of the rounds.
+Of the limit: the time that one product of large square matrices with as many multiplications and additions takes, on as many threads,
+divided by ours.  The operations of a forward pass are those of `python -m npattn cost`; with gradients four times as many, for the backward
+pass makes two products for each of the forward pass, and the forward pass again.  Memory is what the call takes at its peak beyond its
+arguments and its results, of another run.  Every call runs once in each round, in turn; a ratio is the median of those of the rounds.
 """
 import inspect
 import json as json_module
@@ -170,7 +170,8 @@ def heading():
 
 
 def line(x):
-    cells = (*map(figure, (x["ms"], x["least"], x["most"])), f"{x['tokens_per_second']:,.0f}", f"{100 * x['of_limit']:.0f} %" if x["of_limit"] else "-",
+    cells = (*map(figure, (x["ms"], x["least"], x["most"])), f"{x['tokens_per_second']:,.0f}",
+             f"{100 * x['of_limit']:.0f} %" if x["of_limit"] else "-",
              f"{x['memory'] / 2 ** 20:.1f}" if x["memory"] is not None else "-")
     more = f"  {x['times']:.2f} times the time" if x["times"] else ""
     return f"{x['mechanism']:{NAMES}}  {x['work']:{WORKS}}" + "".join(f"{cell:>14}" for cell in cells) + more
@@ -196,5 +197,6 @@ def peer_table(found):
             lines.append(f"{peer['name']:{width}}  {x['work']:{WORKS}}  {peer['error']}")
         else:
             cells = (*map(figure, (peer["ms"], peer["least"], peer["most"])), f"{peer['ratio']:.2f} times", f"{peer['difference']:.0e}")
-            lines.append(f"{peer['name']:{width}}  {x['work']:{WORKS}}" + "".join(f"{cell:>14}" for cell in cells) + ("" if peer["same"] else "  NOT THE SAME WORK"))
+            lines.append(f"{peer['name']:{width}}  {x['work']:{WORKS}}" + "".join(f"{cell:>14}" for cell in cells)
+                         + ("" if peer["same"] else "  NOT THE SAME WORK"))
     return "\n".join(lines)

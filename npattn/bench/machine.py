@@ -16,7 +16,8 @@ def machine(with_torch=False, device="cpu"):
                  versions=", ".join([f"Python {platform.python_version()}", *versions("npattn", "numpy", "scipy")]), BLAS=blas())
     if with_torch:
         import torch
-        found["torch"] = ", ".join([torch.__version__, f"{torch.get_num_threads()} threads", *versions("transformers", "flash-linear-attention", "triton")])
+        found["torch"] = ", ".join([torch.__version__, f"{torch.get_num_threads()} threads",
+                                    *versions("transformers", "flash-linear-attention", "triton")])
     if device == "cuda":
         import cupy
         found["GPU"] = f"{cupy.cuda.runtime.getDeviceProperties(0)['name'].decode()}, CuPy {cupy.__version__}"

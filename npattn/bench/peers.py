@@ -1,7 +1,7 @@
 """Others that do the same work, in the same process on the same arrays: Transformers, flash-linear-attention, torch.  Imported only when asked for.
 
-A peer is named by where it is; it is loaded as `f(q, k, v, g=…, beta=…, state=…) -> o or (o, …)`, on tensors of its layout: "bthd" (batch, tokens, heads,
-width) or "bhtd".  A first batch axis of 1 is put in front.
+A peer is named by where it is; it is loaded as `f(q, k, v, g=…, beta=…, state=…) -> o or (o, …)`, on tensors of its layout: "bthd" (batch,
+tokens, heads, width) or "bhtd".  A first batch axis of 1 is put in front.
 """
 import importlib
 import inspect
@@ -25,7 +25,10 @@ class Peer(NamedTuple):
 
 
 def function(module, name):
-    """`name` of `module` itself, without what is wrapped around it: Transformers would send the call to flash-linear-attention, where that is installed."""
+    """`name` of `module` itself, without what is wrapped around it.
+
+    Transformers would send the call to flash-linear-attention, where that is installed.
+    """
     return inspect.unwrap(getattr(importlib.import_module(module), name))
 
 

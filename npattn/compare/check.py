@@ -11,8 +11,9 @@ from .report import Report, Row
 def check_dump(path_or_mapping, mechanism=None, layout=None):
     """Whether the outputs and gradients in a dump are right: a Report.
 
-    path_or_mapping: an .npz file, or the same keys and arrays (whatever NumPy can convert) in a mapping; the format is in derivations/dump_format.md.
-    mechanism, layout (bthd or bhtd): go before what the dump says.  Raises DumpError, a ValueError of one line, for what cannot be used.
+    path_or_mapping: an .npz file, or the same keys and arrays (whatever NumPy can convert) in a mapping; the format is in
+    derivations/dump_format.md.  mechanism, layout (bthd or bhtd): go before what the dump says.  Raises DumpError, a ValueError of one
+    line, for what cannot be used.
     """
     dump = read(path_or_mapping, mechanism, layout)
     return compare(dump, right_outputs(dump))
@@ -43,7 +44,8 @@ def assumptions(problem):
         yield "scale K ** -0.5: there is no opt.scale"
     yield from (f"{name} {value}" for name, value in problem.options.items())
     yield "q and k divided by sqrt(sum x^2 + 1e-6)" if problem.l2norm else "q and k used as they are: no l2 norm"
-    yield f"initial state {'given' if any(key.startswith('state') for key in problem.arrays) else 'zero' if problem.mechanism.recurrent else 'empty'}"
+    given = any(key.startswith("state") for key in problem.arrays)
+    yield f"initial state {'given' if given else 'zero' if problem.mechanism.recurrent else 'empty'}"
     if problem.real is not None:
         yield f"{int((~problem.real).sum())} of {problem.real.size} tokens are padding"
     if problem.cu_seqlens is not None:

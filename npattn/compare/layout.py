@@ -20,8 +20,8 @@ class DumpError(ValueError):
 def key_axes(row, packed=False):
     """The axes of every array that a dump of this mechanism may have, heads before tokens: {"g": ["B", "HV", "T"], …}.
 
-    A recurrence has q and k of H heads and all else of HV; softmax attention has k and v of Hkv heads and all else of Hq.  A state has a row for
-    each packed sequence, S of them.
+    A recurrence has q and k of H heads and all else of HV; softmax attention has k and v of Hkv heads and all else of Hq.  A state has a
+    row for each packed sequence, S of them.
     """
     few, many = heads(row)
     small, table = ("q", "k") if row.recurrent else ("k", "v"), {}

@@ -3,9 +3,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-# The largest relative error that rounding explains, by the coarsest type of the outputs.  Beside each, half a unit in the last place: what one rounding
-# costs.  The room between the two is for sums over tokens, products of decays and triangular solves: of real kernels against float64, float32 ones
-# were up to 5e-5 away (800 roundings), bfloat16 ones up to 6e-3; two exact float64 algorithms agree to 1e-12 unless inputs are extreme.
+# The largest relative error that rounding explains, by the coarsest type of the outputs.  Beside each, half a unit in the last place: what
+# one rounding costs.  The room between the two is for sums over tokens, products of decays and triangular solves: of real kernels against
+# float64, float32 ones were up to 5e-5 away (800 roundings), bfloat16 ones up to 6e-3; two exact float64 algorithms agree to 1e-12 unless
+# inputs are extreme.
 LEVELS = {
     "float64": 1e-9,                                     # 1.1e-16
     "float32": 1e-4,                                     # 6.0e-8

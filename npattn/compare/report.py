@@ -47,8 +47,8 @@ class Row:
 
     def as_dict(self):
         e = self.error
-        return dict(name=self.name, right=self.right, shape=list(self.shape), relative=plain(e.relative), absolute=plain(e.absolute), where=self.where,
-                    got=plain(e.got), expected=plain(e.expected), nonfinite=e.nonfinite,
+        return dict(name=self.name, right=self.right, shape=list(self.shape), relative=plain(e.relative), absolute=plain(e.absolute),
+                    where=self.where, got=plain(e.got), expected=plain(e.expected), nonfinite=e.nonfinite,
                     by_head=plain(self.by_head), by_token=plain(self.by_token), by_chunk=plain(self.by_chunk))
 
     def __repr__(self):
@@ -75,8 +75,8 @@ class Report:
 
     def as_dict(self):
         """Plain data for json.dumps; None stands for NaN, infinity and what does not exist."""
-        return dict(verdict="right" if self.right else "wrong", mechanism=self.mechanism, layout=self.layout, sizes=self.sizes, assumed=list(self.assumed),
-                    precision=self.precision, level=self.level, outputs=[row.as_dict() for row in self.rows])
+        return dict(verdict="right" if self.right else "wrong", mechanism=self.mechanism, layout=self.layout, sizes=self.sizes,
+                    assumed=list(self.assumed), precision=self.precision, level=self.level, outputs=[row.as_dict() for row in self.rows])
 
     def __repr__(self):
         return f"<Report on {self.mechanism}: {list(self.rows)}>"

@@ -146,8 +146,8 @@ def check(axes, arguments):
             if letter not in sizes:
                 sizes[letter], seen[letter] = n, name
             elif sizes[letter] != n:
-                raise ValueError(f"{name} must end in ({', '.join(letters)}); {letter} is {sizes[letter]} in {seen[letter]} and {n} in {name}"
-                                 f": {shapes(arrays)}")
+                raise ValueError(f"{name} must end in ({', '.join(letters)}); "
+                                 f"{letter} is {sizes[letter]} in {seen[letter]} and {n} in {name}: {shapes(arrays)}")
         leads.append(shape[:ahead])
     try:
         common(leads)

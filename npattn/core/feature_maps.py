@@ -111,7 +111,8 @@ def squared_relu_vjp(dy, x):
 def softmax_pair(x):
     """phi(x) = softmax(x), softmax(-x) side by side: (..., K) to (..., 2K).
 
-    Hedgehog without its learned map: Zhang et al., 2024, arXiv 2402.04347.  (flash-linear-attention takes one softmax over all 2K entries instead.)
+    Hedgehog without its learned map: Zhang et al., 2024, arXiv 2402.04347.  (flash-linear-attention takes one softmax over all 2K entries
+    instead.)
 
     >>> import numpy as np
     >>> print(softmax_pair(np.log(np.array([1., 4]))))

@@ -1,8 +1,8 @@
 """Softmax, gates and norms, and by hand the gradient of each: NAME_vjp(dy, …) is the gradient of sum(NAME(…) dy).
 
-Every function keeps the type of its argument.  All are analytic: what is only there to keep numbers in range cancels, and maxima go by the real
-part (NumPy orders complex numbers by it), so that complex arguments, and with them the complex step, work.  -inf is a value like any other; a +inf
-or NaN that leaves no limit gives NaN.  Neither makes NumPy warn.
+Every function keeps the type of its argument.  All are analytic: what is only there to keep numbers in range cancels, and maxima go by the
+real part (NumPy orders complex numbers by it), so that complex arguments, and with them the complex step, work.  -inf is a value like any
+other; a +inf or NaN that leaves no limit gives NaN.  Neither makes NumPy warn.
 """
 from .arguments import fit
 from .arrays import array_module

@@ -2,9 +2,9 @@
 
     spread(gated_delta_rule.chunk, 2)(q, k, v, g=g, beta=beta)
 
-Heads and batches never meet, so every number is that of the undivided call, bit for bit.  NumPy lets other threads run while it computes; that pays where
-its own operations are long, and where BLAS has one thread (OPENBLAS_NUM_THREADS=1): threads of BLAS on top of these would only wait for each other.
-Arrays on a GPU are not cut: there everything runs side by side already.
+Heads and batches never meet, so every number is that of the undivided call, bit for bit.  NumPy lets other threads run while it computes;
+that pays where its own operations are long, and where BLAS has one thread (OPENBLAS_NUM_THREADS=1): threads of BLAS on top of these would
+only wait for each other.  Arrays on a GPU are not cut: there everything runs side by side already.
 """
 import functools
 import inspect
@@ -22,8 +22,9 @@ from .states import leaves, map_state
 def spread(form, workers):
     """`form` (loop, matrix, chunk, or a vjp of a mechanism) on up to `workers` threads: the same arguments, the same results.
 
-    Which leading axis is cut: the one whose parts are most even, the first of equal ones.  A gradient is summed over the axes along which its argument
-    was broadcast, and a sum of sums rounds otherwise: a vjp is never cut along such an axis.  If no axis is left, `form` runs as it is.
+    Which leading axis is cut: the one whose parts are most even, the first of equal ones.  A gradient is summed over the axes along which
+    its argument was broadcast, and a sum of sums rounds otherwise: a vjp is never cut along such an axis.  If no axis is left, `form` runs
+    as it is.
     """
     workers, signature = count("workers", workers), inspect.signature(form)
     kinds = dict(axes_of(form), mask="T N", bias="T N")
@@ -57,7 +58,9 @@ def spread(form, workers):
 
 
 def best_axis(lead, others, workers):
-    """The axis of `lead`, counted from the right, whose parts are most even, and along which all shapes in `others` are as long; None if there is none.
+    """The axis of `lead`, counted from the right, whose parts are most even, and along which all shapes in `others` are as long.
+
+    None if there is none.
 
     >>> best_axis((3, 4), [], 2), best_axis((2, 4), [], 2), best_axis((3, 4), [(3, 1)], 2), best_axis((1,), [], 2)
     (-1, -2, -2, None)

@@ -3,11 +3,12 @@
     h = x + mixer(rms_norm(x; input_layernorm))
     y = h + block(rms_norm(h; post_attention_layernorm))
 
-The weights say which: self_attn.… is gated attention, linear_attn.… Gated DeltaNet; mlp.gate.weight makes the block a mixture of experts, else it is
-a SwiGLU.  Weights: input_layernorm.weight and post_attention_layernorm.weight (C), and those of mixer and block under these names.
+The weights say which: self_attn.… is gated attention, linear_attn.… Gated DeltaNet; mlp.gate.weight makes the block a mixture of experts,
+else it is a SwiGLU.  Weights: input_layernorm.weight and post_attention_layernorm.weight (C), and those of mixer and block under these
+names.
 
-x, y (..., T, C).  Options, of which a layer uses those that it needs: key_heads (Gated DeltaNet); cos, sin (gated attention); topk, renormalize (mixture).
-state: that of the mixer.  mask (..., n + T), True for real tokens, of the n tokens before as well.
+x, y (..., T, C).  Options, of which a layer uses those that it needs: key_heads (Gated DeltaNet); cos, sin (gated attention); topk,
+renormalize (mixture).  state: that of the mixer.  mask (..., n + T), True for real tokens, of the n tokens before as well.
 """
 from ..core.arguments import fit
 from ..core.functions import rms_norm, rms_norm_vjp

@@ -8,8 +8,8 @@
 
 Qiu et al., 2025, arXiv 2505.06708.  H key heads, G query heads per key head, D = head_dim.
 
-Weights: q_proj.weight (2 H G D, C), k_proj.weight and v_proj.weight (H D, C), o_proj.weight (C, H G D), q_norm.weight and k_norm.weight (D);
-biases q_proj.bias … o_proj.bias if there are any.
+Weights: q_proj.weight (2 H G D, C), k_proj.weight and v_proj.weight (H D, C), o_proj.weight (C, H G D), q_norm.weight and k_norm.weight
+(D); biases q_proj.bias … o_proj.bias if there are any.
 
 x, y (..., T, C).  cos, sin (..., T, R/2): the tables of `rotary.tables` for the positions of the tokens of x, in the type of x.
 state: Cache(k, v) (..., H, n, D) of the n tokens before, keys after norm and rotation; returned with the T new ones behind them.

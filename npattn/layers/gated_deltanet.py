@@ -10,14 +10,15 @@
 
 Yang, Kautz and Hatamizadeh, 2024, arXiv 2412.06464.  H = key_heads, G = value heads per key head.
 
-Weights: conv1d.weight (2 H K + H G V, 1, n), A_log and dt_bias (H G), norm.weight (V), out_proj.weight (C, H G V), and the projections in one of two layouts:
+Weights: conv1d.weight (2 H K + H G V, 1, n), A_log and dt_bias (H G), norm.weight (V), out_proj.weight (C, H G V), and the projections in
+one of two layouts:
 
     separate (Qwen3.5)       in_proj_qkv.weight (2 H K + H G V, C), in_proj_z.weight (H G V, C), in_proj_b.weight and in_proj_a.weight (H G, C)
     by key head (Qwen3-Next) in_proj_qkvz.weight and in_proj_ba.weight: the rows of one key head after the other, for each
                              q (K) | k (K) | v of its G value heads (G V) | z of the same (G V),  and  b (G) | a (G)
 
-x, y (..., T, C).  mask (..., T), True for real tokens: the others enter as zeros.  Zeros before the first real token leave no trace; later ones still
-decay the state, as in Transformers.
+x, y (..., T, C).  mask (..., T), True for real tokens: the others enter as zeros.  Zeros before the first real token leave no trace; later
+ones still decay the state, as in Transformers.
 """
 from typing import Any, NamedTuple
 

@@ -6,12 +6,12 @@
     y[i + R/2] = x[i + R/2] cos a + x[i] sin a
     y[R:]      = x[R:]                                   untouched
 
-Su et al., 2021, arXiv 2104.09864, in the half-split order of Hugging Face; R = `width` = head_dim * partial_rotary_factor, even.  The product of a
-query and a key then depends on the difference of their positions only.
+Su et al., 2021, arXiv 2104.09864, in the half-split order of Hugging Face; R = `width` = head_dim * partial_rotary_factor, even.  The
+product of a query and a key then depends on the difference of their positions only.
 
-x, y (..., T, D); positions (..., T), integers that broadcast against x's axes.  With `section` (Qwen3.5, which counts time, height and width apart; in
-text the three are equal) positions is (3, ..., T), and frequency i counts height if i = 1 mod 3 and i < 3 section[1], width if i = 2 mod 3 and
-i < 3 section[2], else time.
+x, y (..., T, D); positions (..., T), integers that broadcast against x's axes.  With `section` (Qwen3.5, which counts time, height and
+width apart; in text the three are equal) positions is (3, ..., T), and frequency i counts height if i = 1 mod 3 and i < 3 section[1], width
+if i = 2 mod 3 and i < 3 section[2], else time.
 """
 from ..core.arguments import check_array
 from ..core.arrays import array_module

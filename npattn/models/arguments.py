@@ -22,7 +22,8 @@ def check_memory(ids, config, cache, attention_mask, kind):
         raise TypeError(f"cache must be what `forward` returned, or None, not {type(cache).__name__}")
     before = xp.ones(lead + (0,), bool) if cache is None else cache.mask
     if cache is not None and (len(cache.layers) != len(config.layer_types) or before.shape[:-1] != lead):
-        raise ValueError(f"cache of {len(cache.layers)} layers, mask {before.shape}, does not fit {len(config.layer_types)} layers and ids {ids.shape}")
+        raise ValueError(f"cache of {len(cache.layers)} layers, mask {before.shape}, does not fit "
+                         f"{len(config.layer_types)} layers and ids {ids.shape}")
     if (before[..., :-1] > before[..., 1:]).any():
         raise ValueError("cache was made with padding behind a token, which has spoilt its states: pad on the left instead")
     if attention_mask is None:

@@ -7,10 +7,11 @@ KINDS = {"qwen3_next": "qwen3_next", "qwen3_5": "qwen3_5_text", "qwen3_5_text": 
          "qwen3_5_moe": "qwen3_5_moe_text", "qwen3_5_moe_text": "qwen3_5_moe_text"}
 
 # What a file may leave out, as Transformers 5.24 fills it in.
-DEFAULTS = dict(num_attention_heads=16, head_dim=256, rms_norm_eps=1e-6, tie_word_embeddings=False, attention_bias=False, linear_conv_kernel_dim=4,
-                linear_key_head_dim=128, linear_value_head_dim=128, linear_num_key_heads=16, linear_num_value_heads=32, rope_theta=10000.0,
-                partial_rotary_factor=0.25, intermediate_size=0, num_experts=0, num_experts_per_tok=0, moe_intermediate_size=0,
-                shared_expert_intermediate_size=0, norm_topk_prob=True, decoder_sparse_step=1, mlp_only_layers=(), full_attention_interval=4)
+DEFAULTS = dict(num_attention_heads=16, head_dim=256, rms_norm_eps=1e-6, tie_word_embeddings=False, attention_bias=False,
+                linear_conv_kernel_dim=4, linear_key_head_dim=128, linear_value_head_dim=128, linear_num_key_heads=16,
+                linear_num_value_heads=32, rope_theta=10000.0, partial_rotary_factor=0.25, intermediate_size=0, num_experts=0,
+                num_experts_per_tok=0, moe_intermediate_size=0, shared_expert_intermediate_size=0, norm_topk_prob=True, decoder_sparse_step=1,
+                mlp_only_layers=(), full_attention_interval=4)
 OF_KIND = dict(
     qwen3_next=dict(vocab_size=151936, hidden_size=2048, intermediate_size=5632, num_hidden_layers=48, num_key_value_heads=2, num_experts=512,
                     num_experts_per_tok=10, moe_intermediate_size=512, shared_expert_intermediate_size=512),
@@ -19,9 +20,9 @@ OF_KIND = dict(
                           num_experts_per_tok=8, moe_intermediate_size=512, shared_expert_intermediate_size=512))
 
 # Fields that would change the result if they had another value than these.
-ONLY = dict(hidden_act=("silu", "swish"), attn_output_gate=(True,), output_gate_type=("silu", "swish"), rope_type=("default",), mrope_interleaved=(True,),
-            use_sliding_window=(False,), output_router_logits=(False,), is_encoder_decoder=(False,), add_cross_attention=(False,), is_decoder=(False,),
-            pruned_heads=({},))
+ONLY = dict(hidden_act=("silu", "swish"), attn_output_gate=(True,), output_gate_type=("silu", "swish"), rope_type=("default",),
+            mrope_interleaved=(True,), use_sliding_window=(False,), output_router_logits=(False,), is_encoder_decoder=(False,),
+            add_cross_attention=(False,), is_decoder=(False,), pruned_heads=({},))
 ONLY_OF_KIND = dict(
     qwen3_next={},
     qwen3_5_text=dict(num_experts=(0,), mlp_only_layers=([], ())),
@@ -30,15 +31,15 @@ ROPE = {"rope_theta", "partial_rotary_factor", "rope_type", "type", "mrope_secti
 
 # Fields that change nothing here: bookkeeping, training, other parts of the checkpoint, generation.
 IGNORED = set("""
-    _name_or_path name_or_path architectures transformers_version torch_dtype dtype use_cache return_dict output_attentions output_hidden_states
-    attn_implementation _attn_implementation _attn_implementation_autoset _attn_implementation_internal _experts_implementation experts_implementation
-    chunk_size_feed_forward id2label label2id num_labels problem_type tokenizer_class task_specific_params torchscript tf_legacy_loss use_bfloat16
-    initializer_range max_position_embeddings attention_dropout router_aux_loss_coef mamba_ssm_dtype mrope_section sliding_window max_window_layers
-    bos_token_id eos_token_id pad_token_id sep_token_id cls_token_id decoder_start_token_id
-    image_token_id video_token_id vision_start_token_id vision_end_token_id vision_config language_model_only
-    mtp_num_hidden_layers mtp_use_dedicated_embeddings finetuning_task prefix tie_encoder_decoder
-    max_length min_length do_sample early_stopping num_beams num_beam_groups diversity_penalty temperature top_k top_p typical_p repetition_penalty
-    length_penalty no_repeat_ngram_size encoder_no_repeat_ngram_size bad_words_ids num_return_sequences output_scores return_dict_in_generate
+    _name_or_path name_or_path architectures transformers_version torch_dtype dtype use_cache return_dict output_attentions
+    output_hidden_states attn_implementation _attn_implementation _attn_implementation_autoset _attn_implementation_internal
+    _experts_implementation experts_implementation chunk_size_feed_forward id2label label2id num_labels problem_type tokenizer_class
+    task_specific_params torchscript tf_legacy_loss use_bfloat16 initializer_range max_position_embeddings attention_dropout
+    router_aux_loss_coef mamba_ssm_dtype mrope_section sliding_window max_window_layers bos_token_id eos_token_id pad_token_id sep_token_id
+    cls_token_id decoder_start_token_id image_token_id video_token_id vision_start_token_id vision_end_token_id vision_config
+    language_model_only mtp_num_hidden_layers mtp_use_dedicated_embeddings finetuning_task prefix tie_encoder_decoder max_length min_length
+    do_sample early_stopping num_beams num_beam_groups diversity_penalty temperature top_k top_p typical_p repetition_penalty length_penalty
+    no_repeat_ngram_size encoder_no_repeat_ngram_size bad_words_ids num_return_sequences output_scores return_dict_in_generate
     forced_bos_token_id forced_eos_token_id remove_invalid_values exponential_decay_length_penalty suppress_tokens begin_suppress_tokens
 """.split())
 
@@ -89,7 +90,8 @@ class Config:
         rope(given)
         for name, allowed in (ONLY | ONLY_OF_KIND[kind]).items():
             if given.get(name, allowed[0]) not in allowed:
-                raise ValueError(f"{name} must be {' or '.join(map(repr, allowed))}{f' for {kind}' if name not in ONLY else ''}, not {given[name]!r}")
+                raise ValueError(f"{name} must be {' or '.join(map(repr, allowed))}{f' for {kind}' if name not in ONLY else ''}, "
+                                 f"not {given[name]!r}")
         known = DEFAULTS | OF_KIND[kind]
         unknown = given.keys() - known - IGNORED - ONLY.keys() - {"layer_types"}
         if unknown:
@@ -124,8 +126,8 @@ class Config:
             if getattr(self, many) % getattr(self, few):
                 raise ValueError(f"{many} = {getattr(self, many)} is no multiple of {few} = {getattr(self, few)}")
         if self.rotary_width % 2 or self.rotary_width > self.head_dim:
-            raise ValueError(f"partial_rotary_factor = {self.partial_rotary_factor} turns {self.rotary_width} of head_dim = {self.head_dim} channels: "
-                             "must be even, and no more than there are")
+            raise ValueError(f"partial_rotary_factor = {self.partial_rotary_factor} turns {self.rotary_width} of "
+                             f"head_dim = {self.head_dim} channels: must be even, and no more than there are")
         if self.num_experts_per_tok > self.num_experts and any(map(self.is_mixture, range(len(self.layer_types)))):
             raise ValueError(f"num_experts_per_tok = {self.num_experts_per_tok} is more than num_experts = {self.num_experts}")
 

@@ -4,9 +4,9 @@
     x      = decoder layer l of x                        l = 0, 1, …: layers/decoder.py, its mixer by config.layer_types
     logits = head of rms_norm(x; model.norm)             the head is the embedding where they are tied
 
-ids (..., T): integers, with any leading axes (a batch, or none).  config: a `Config`.  weights: any mapping from names to arrays, which `prepare` looks
-at; give it `prepare`'s result to have that done once, and `dict(…)` of a checkpoint on disk to have it read once.
-Nothing is converted: float32 weights make a float32 run.
+ids (..., T): integers, with any leading axes (a batch, or none).  config: a `Config`.  weights: any mapping from names to arrays, which
+`prepare` looks at; give it `prepare`'s result to have that done once, and `dict(…)` of a checkpoint on disk to have it read once.  Nothing
+is converted: float32 weights make a float32 run.
 """
 import time
 from typing import Any, NamedTuple
@@ -34,9 +34,9 @@ class Cache(NamedTuple):
 def forward(ids, weights, config, *, cache=None, attention_mask=None):
     """logits (..., T, vocabulary) and the Cache after the last token.  Any split of ids into calls gives the same.
 
-    attention_mask (..., n + T), 1 for real tokens and 0 for padding, of the n cached tokens too; without it all new tokens are real.  Padding belongs on
-    the left: there it leaves no trace.  On the right it changes no logits before it, but spoils the cache, and going on from that is refused.
-    ValueError or TypeError for ids, masks, caches and weights that do not fit.
+    attention_mask (..., n + T), 1 for real tokens and 0 for padding, of the n cached tokens too; without it all new tokens are real.
+    Padding belongs on the left: there it leaves no trace.  On the right it changes no logits before it, but spoils the cache, and going on
+    from that is refused.  ValueError or TypeError for ids, masks, caches and weights that do not fit.
     """
     weights = prepare(weights, config)
     x, cache = hidden(ids, weights, config, cache, attention_mask)

@@ -34,7 +34,9 @@ class Tensors(Mapping):
 
     def __getitem__(self, name):
         e = self.entries[name]
-        raw = numpy.memmap(e.path, numpy.uint8, "r", e.start, e.stop - e.start).view(numpy.ndarray) if e.stop > e.start else numpy.zeros(0, numpy.uint8)
+        raw = numpy.zeros(0, numpy.uint8)                                    # of no bytes no map can be made
+        if e.stop > e.start:
+            raw = numpy.memmap(e.path, numpy.uint8, "r", e.start, e.stop - e.start).view(numpy.ndarray)
         if e.dtype == "BF16":
             return (raw.view("<u2").astype(numpy.uint32) << 16).view(numpy.float32).reshape(e.shape)
         return raw.view(TYPES[e.dtype]).reshape(e.shape)

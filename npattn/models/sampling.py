@@ -8,8 +8,10 @@ from ..core.functions import softmax
 
 
 def choose(logits, temperature=0, top_k=None, top_p=None, rng=None):
-    """One token (...) for logits (..., vocabulary): for temperature 0 the likeliest (of equals the lowest), else drawn from softmax(logits / temperature)
-    by `rng`, a NumPy Generator: of the top_k likeliest, and of these, their probabilities made to sum to 1, the fewest likeliest that reach top_p.
+    """One token (...) for logits (..., vocabulary): for temperature 0 the likeliest (of equals the lowest), else drawn.
+
+    It is drawn from softmax(logits / temperature) by `rng`, a NumPy Generator: of the top_k likeliest, and of these, their probabilities
+    made to sum to 1, the fewest likeliest that reach top_p.
 
     >>> choose(numpy.array([[0., 2, 2], [1, 0, 0]])).tolist()
     [1, 0]

@@ -50,7 +50,8 @@ def mixture_shapes(c):
 
 
 def swiglu_shapes(c, prefix, I):
-    return {prefix + "gate_proj.weight": (I, c.hidden_size), prefix + "up_proj.weight": (I, c.hidden_size), prefix + "down_proj.weight": (c.hidden_size, I)}
+    return {prefix + "gate_proj.weight": (I, c.hidden_size), prefix + "up_proj.weight": (I, c.hidden_size),
+            prefix + "down_proj.weight": (c.hidden_size, I)}
 
 
 class Weights(Mapping):
@@ -81,9 +82,9 @@ class Weights(Mapping):
 def prepare(weights, config):
     """`weights`, any mapping of names to arrays, as `Weights`: looked at whole, by name, shape and type, before anything runs.
 
-    Understood besides the names of `shapes`: the prefix `model.language_model.` of the hub, experts one by one (`mlp.experts.7.up_proj.weight`), a
-    tied head that is there nevertheless and equal to the embedding; `model.visual.…` and `mtp.…` are left alone.
-    ValueError that lists every weight that is missing, not needed, misshapen or no array of floats.
+    Understood besides the names of `shapes`: the prefix `model.language_model.` of the hub, experts one by one
+    (`mlp.experts.7.up_proj.weight`), a tied head that is there nevertheless and equal to the embedding; `model.visual.…` and `mtp.…` are
+    left alone.  ValueError that lists every weight that is missing, not needed, misshapen or no array of floats.
     """
     if isinstance(weights, Weights) and weights.config == config:
         return weights
@@ -147,9 +148,10 @@ def listed(names, most=40):
 
 
 def random_weights(config, rng, dtype=numpy.float32):
-    """{name: array} of a model that has learnt nothing but is not degenerate: normal of variance 1 / inputs, with noise in all that usually starts constant.
+    """{name: array} of a model that has learnt nothing but is not degenerate.
 
-    Where in_proj_a gives 0, decays lie between e^-1.6 and e^-0.001 per token: A in 1 … 16 and softplus(dt_bias) in 0.001 … 0.1, both even in the logarithm.
+    Normal of variance 1 / inputs, with noise in all that usually starts constant.  Where in_proj_a gives 0, decays lie between e^-1.6 and
+    e^-0.001 per token: A in 1 … 16 and softplus(dt_bias) in 0.001 … 0.1, both even in the logarithm.
     """
     log_even = lambda low, high, shape: numpy.exp(rng.uniform(numpy.log(low), numpy.log(high), shape))
     makers = {"A_log": lambda shape: numpy.log(log_even(1, 16, shape)), "dt_bias": lambda shape: numpy.log(numpy.expm1(log_even(0.001, 0.1, shape))),

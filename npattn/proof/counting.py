@@ -2,9 +2,9 @@
 
     count(form, *args, **kwargs)         runs a form on counting arrays: its operations and the bytes of the largest array on the way
 
-Whatever a form does with numbers, NumPy does by its universal functions, and hands them over (`__array_ufunc__`): a product of matrices m k by k n is
-m n k multiplications and m n (k - 1) additions, a sum of n numbers n - 1 additions, everything else one operation for each number of the result.
-Numbers that are 0 are multiplied like any other.  Not counted: comparisons, maxima, signs, selections, copies.
+Whatever a form does with numbers, NumPy does by its universal functions, and hands them over (`__array_ufunc__`): a product of matrices m k
+by k n is m n k multiplications and m n (k - 1) additions, a sum of n numbers n - 1 additions, everything else one operation for each number
+of the result.  Numbers that are 0 are multiplied like any other.  Not counted: comparisons, maxima, signs, selections, copies.
 """
 from typing import NamedTuple
 

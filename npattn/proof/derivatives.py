@@ -1,7 +1,7 @@
 """The derivatives of NumPy's functions, one formula a line: from g, the gradient with respect to the result y, the gradient of each argument.
 
-Formulas and plain arrays only; what walks through a computation is the tape.  A selection selects: what was not chosen gets a zero, not zero times
-something, so no NaN crosses over; a tie is shared evenly.  The table's manner is that of HIPS/autograd.
+Formulas and plain arrays only; what walks through a computation is the tape.  A selection selects: what was not chosen gets a zero, not
+zero times something, so no NaN crosses over; a tie is shared evenly.  The table's manner is that of HIPS/autograd.
 """
 from fractions import Fraction
 from math import prod
@@ -61,7 +61,8 @@ ELEMENTWISE = {
     np.subtract:   [lambda g, y, a, b: g, lambda g, y, a, b: -g],
     np.multiply:   [lambda g, y, a, b: g * b, lambda g, y, a, b: g * a],
     np.divide:     [lambda g, y, a, b: g / b, lambda g, y, a, b: -g * y / b],
-    np.power:      [lambda g, y, a, n: g * n * a ** np.where(np.equal(n, 0), 1, np.subtract(n, 1)), lambda g, y, a, n: g * y * np.log(np.where(y == 0, 1, a))],
+    np.power:      [lambda g, y, a, n: g * n * a ** np.where(np.equal(n, 0), 1, np.subtract(n, 1)),
+                    lambda g, y, a, n: g * y * np.log(np.where(y == 0, 1, a))],
     np.logaddexp:  [lambda g, y, a, b: g * np.exp(a - unless_both_infinite(y)), lambda g, y, a, b: g * np.exp(b - unless_both_infinite(y))],
     np.maximum:    [lambda g, y, a, b: chosen(g, a > b, a == b), lambda g, y, a, b: chosen(g, b > a, a == b)],
     np.minimum:    [lambda g, y, a, b: chosen(g, a < b, a == b), lambda g, y, a, b: chosen(g, b < a, a == b)],
@@ -120,11 +121,11 @@ ALONG = {
 
 # Functions that only move, repeat or drop entries of their first argument (an array, or a list of arrays), or put zeros in their place.
 # Applied to the entries' numbers 1, 2, 3 ..., they tell where every entry went; 0 is a zero.
-MOVING = {np.broadcast_to, np.concatenate, np.copy, np.diagonal, np.expand_dims, np.flip, np.matrix_transpose, np.moveaxis, np.ravel, np.repeat,
-          np.reshape, np.roll, np.split, np.squeeze, np.stack, np.swapaxes, np.take, np.take_along_axis, np.tile, np.transpose, np.tril, np.triu,
-          sliding_window_view}
+MOVING = {np.broadcast_to, np.concatenate, np.copy, np.diagonal, np.expand_dims, np.flip, np.matrix_transpose, np.moveaxis, np.ravel,
+          np.repeat, np.reshape, np.roll, np.split, np.squeeze, np.stack, np.swapaxes, np.take, np.take_along_axis, np.tile, np.transpose,
+          np.tril, np.triu, sliding_window_view}
 
 # Functions whose results carry no gradient: comparisons, positions, shapes and types.
-PLAIN = {np.equal, np.not_equal, np.less, np.less_equal, np.greater, np.greater_equal, np.isfinite, np.isinf, np.isnan, np.logical_and, np.logical_not,
-         np.logical_or, np.sign, np.all, np.any, np.argmax, np.argmin, np.argsort, np.array_equal, np.count_nonzero, np.full_like, np.iscomplexobj,
-         np.ndim, np.ones_like, np.result_type, np.shape, np.size, np.zeros_like}
+PLAIN = {np.equal, np.not_equal, np.less, np.less_equal, np.greater, np.greater_equal, np.isfinite, np.isinf, np.isnan, np.logical_and,
+         np.logical_not, np.logical_or, np.sign, np.all, np.any, np.argmax, np.argmin, np.argsort, np.array_equal, np.count_nonzero,
+         np.full_like, np.iscomplexobj, np.ndim, np.ones_like, np.result_type, np.shape, np.size, np.zeros_like}

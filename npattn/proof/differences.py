@@ -40,7 +40,10 @@ def entry_by_entry(f, arrays, derivative):
 
 
 def is_analytic(f, *arrays):
-    """Does the complex step apply?  f accepts complex numbers, agrees with itself on real ones, and along one direction the step gives what differences give."""
+    """Does the complex step apply?
+
+    f accepts complex numbers, agrees with itself on real ones, and along one direction the step gives what differences give.
+    """
     rng = np.random.default_rng(0)
     directions = [rng.standard_normal(x.shape) for x in arrays]
     moved = lambda h: f(*(x + h * d for x, d in zip(arrays, directions)))

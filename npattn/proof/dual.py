@@ -3,8 +3,8 @@
     (x, x') + (y, y') = (x + y, x' + y')            (x, x') (y, y') = (x y, x' y + x y')
     (x, x') / (y, y') = (x / y, (x' - (x / y) y') / y)         e^(x, x') = (e^x, x' e^x)
 
-With fractions as parts no step rounds: the derivative of a rational form is exact, and so is the comparison with a gradient derived by hand.
-A gate is a Log with a fraction as its derivative; its exponential is a fraction with a fraction.  Clifford 1871; Wengert 1964.
+With fractions as parts no step rounds: the derivative of a rational form is exact, and so is the comparison with a gradient derived by
+hand.  A gate is a Log with a fraction as its derivative; its exponential is a fraction with a fraction.  Clifford 1871; Wengert 1964.
 """
 from fractions import Fraction
 

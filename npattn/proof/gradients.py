@@ -44,8 +44,8 @@ def check_gradients(f, f_vjp, *arrays, do=None):
     arrays    float64, complex or fractions; integers and booleans are passed on and have no gradient.  Named tuples of arrays count leaf by leaf
     do        a gradient for every result, None for zero; left out, random
 
-    The error is relative to the largest entry; for fractions it is 0 or inf.  TypeError for float32, which proves nothing; ValueError where a
-    gradient is missing or has not its argument's shape.
+    The error is relative to the largest entry; for fractions it is 0 or inf.  TypeError for float32, which proves nothing; ValueError where
+    a gradient is missing or has not its argument's shape.
 
     >>> softmax = lambda x: np.exp(x) / np.exp(x).sum()
     >>> found = check_gradients(softmax, lambda dy, x: softmax(x) * (dy - (softmax(x) * dy).sum()), np.array([0., 1, 2]))
@@ -174,9 +174,10 @@ class Proof(NamedTuple):
 
 
 def check_mechanism(name):
-    """One `Proof` for each argument and each proof that applies: the largest error over all settings, with and without a state and a gradient of the final one.
+    """One `Proof` for each argument and each proof that applies.
 
-    Every proof differentiates `loop`, the definition; chunk_vjp works in blocks of 3.  KeyError for an unknown mechanism.
+    It holds the largest error over all settings, with and without a state and a gradient of the final one.  Every proof differentiates
+    `loop`, the definition; chunk_vjp works in blocks of 3.  KeyError for an unknown mechanism.
     """
     row = CATALOGUE[name]
     proofs = ["tape", *["exact dual"] * row.exact, "complex step" if row.analytic else "central differences"]

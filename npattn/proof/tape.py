@@ -3,16 +3,18 @@
     y, pull = vjp(f, *arrays)        the value, and the map from a gradient with respect to y to the gradients with respect to the arrays
     grad(f)(*arrays)                 the gradients of a scalar f with respect to every array
 
-f is called with traced arrays.  Whatever it computes with them NumPy hands over (`__array_ufunc__`, `__array_function__`), and the result is written
-down with its sources and its formula.  `pull` reads the list backwards: nothing depends on what was written later, so the list is its own topological
-order, however long.  Floats, complex numbers (as holomorphic functions: transposed, never conjugated; `.real` counts as a constant) and object arrays
-of fractions alike; nothing is converted.  Traced arrays are never written to: what assigns into one or asks for `out=` raises TypeError.
+f is called with traced arrays.  Whatever it computes with them NumPy hands over (`__array_ufunc__`, `__array_function__`), and the result
+is written down with its sources and its formula.  `pull` reads the list backwards: nothing depends on what was written later, so the list
+is its own topological order, however long.  Floats, complex numbers (as holomorphic functions: transposed, never conjugated; `.real` counts
+as a constant) and object arrays of fractions alike; nothing is converted.  Traced arrays are never written to: what assigns into one or
+asks for `out=` raises TypeError.
 
-Differentiated: absolute add arctanh broadcast_to concatenate copy cos cumprod cumsum diagonal divide exp expand_dims expm1 flip log log1p logaddexp
-    matmul matrix_transpose max maximum mean min minimum moveaxis multiply negative positive power prod ravel reciprocal repeat reshape roll sin
-    sliding_window_view split sqrt square squeeze stack subtract sum swapaxes take take_along_axis tanh tile transpose tril triu where, and indexing.
-Answered as plain arrays: all any argmax argmin argsort array_equal count_nonzero equal full_like greater greater_equal iscomplexobj isfinite isinf
-    isnan less less_equal logical_and logical_not logical_or ndim not_equal ones_like result_type shape sign size zeros_like.
+Differentiated: absolute add arctanh broadcast_to concatenate copy cos cumprod cumsum diagonal divide exp expand_dims expm1 flip log log1p
+    logaddexp matmul matrix_transpose max maximum mean min minimum moveaxis multiply negative positive power prod ravel reciprocal repeat
+    reshape roll sin sliding_window_view split sqrt square squeeze stack subtract sum swapaxes take take_along_axis tanh tile transpose
+    tril triu where, and indexing.
+Answered as plain arrays: all any argmax argmin argsort array_equal count_nonzero equal full_like greater greater_equal iscomplexobj
+    isfinite isinf isnan less less_equal logical_and logical_not logical_or ndim not_equal ones_like result_type shape sign size zeros_like.
 Any other function raises a TypeError that names it.
 """
 from numbers import Number
@@ -73,7 +75,8 @@ class Traced(NDArrayOperatorsMixin):
 
     def __init__(self, value, tape, sources=(), formula=None):
         if any(source.tape is not tape for source in sources):
-            raise TypeError("the tape: arrays of two tapes meet, as in a gradient within a gradient; pass what the inner function needs as its argument")
+            raise TypeError("the tape: arrays of two tapes meet, as in a gradient within a gradient; "
+                            "pass what the inner function needs as its argument")
         self.value, self.tape, self.sources, self.formula, self.position = value, tape, sources, formula, len(tape)
         tape.append(self)
 
