@@ -115,6 +115,6 @@ CATALOGUE = {row.name: row for row in (
     Mechanism("block_topk_attention", "sparse", "softmax over the blocks whose mean key scores highest", "Lu et al., 2025, arXiv 2502.13189",
               page="13_block_topk",
               options=frozen(dict(block_size=3, topk=2, causal=True)), variants=(dict(causal=False),), exact=False,     # analytic: a choice goes by real parts
-              cost=frozen(dict(dict.fromkeys(("loop", "matrix"), "G T K + G T V + 1/B G T K"),          # every score is computed
+              cost=frozen(dict(loop="1/2 G T K + 1/2 G T V + 1/B G T K", matrix="G T K + G T V + 1/B G T K",             # every score is computed
                                chunk="1/2 G T K + 1/2 G T V + 1/2 G C K + 1/2 G C V + 1/B G T K"))),    # no tile left out
 )}

@@ -7,7 +7,13 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
+from npattn import block_topk_attention, softmax_attention
+from npattn.catalogue import CATALOGUE
 from npattn.compare import DumpError, check_dump
+from npattn.core.feature_maps import taylor, taylor_vjp
+from npattn.core.functions import gated_rms_norm, l2norm, l2norm_vjp, rms_norm, rms_norm_vjp
+from npattn.core.heads import group, repeat, repeat_vjp, ungroup
+from npattn.core.states import leaves, map_state
 from npattn.proof import Dual, central_differences, check_gradients, complex_step, directional_derivative, grad, vjp
 from npattn.proof.exact import fractions
 from npattn.proof.measure import distance, relative_error
@@ -144,3 +150,222 @@ def test_one_line_whatever_is_quoted():
         check_dump(one, mechanism=5)
     with pytest.raises(DumpError, match="5 is no .npz file"):
         check_dump(5)
+
+
+# --- arguments of the forms ------------------------------------------------------------------------------------------------
+
+ROWS = list(CATALOGUE.values())
+FORMS = dict(loop={}, matrix={}, chunk=dict(chunk_size=2))
+every_row = pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
+every_recurrent_row = pytest.mark.parametrize("row", [row for row in ROWS if row.recurrent], ids=lambda row: row.name)
+every_form = pytest.mark.parametrize("form", FORMS)
+
+
+def made(row, T=5, **shape):
+    return row.arguments(np.random.default_rng(0), T, **shape)
+
+
+def run(row, form, x, **more):
+    return getattr(row.module, form)(**x, **{**row.options, **FORMS[form.removesuffix("_vjp")], **more})
+
+
+def changed(x, name, change):
+    return dict(x, **{name: map_state(change, x[name])})
+
+
+@every_row
+@every_form
+def test_nothing_that_comes_out_is_the_callers(row, form):
+    """With no token the state goes through unchanged, and the gradient of the final state too: as copies, in which one may write."""
+    for T in 0, 1:
+        for lead in (), (2,):
+            x = made(row, T, lead=lead)
+            if lead:
+                x = changed(x, "state", lambda part: part[:1])               # broadcast: what comes out is no view of it either
+            o, final = run(row, form, x)
+            dfinal = map_state(np.ones_like, final)
+            d = run(row, form + "_vjp", x, do=np.ones_like(o), dfinal_state=dfinal)
+            given = [part for y in (*x.values(), dfinal) for part in leaves(y)]
+            for part in (o, *leaves(final), *(part for y in d.values() for part in leaves(y))):
+                assert part.flags.writeable and not any(np.shares_memory(part, y) for y in given if part.size and y.size)
+
+
+@every_row
+@every_form
+def test_no_values(row, form):
+    """V = 0: outputs without columns, as in every other form."""
+    x = made(row, V=0)
+    assert run(row, form, x)[0].shape == (5, 0)
+    d = run(row, form + "_vjp", x, do=np.ones((5, 0)))
+    assert d["k"].shape == (5, 4) and not d["k"].any()
+
+
+@every_form
+def test_no_channels_in_blocks(form):
+    """K = 0: all scores are 0, so the lower blocks are kept, and their values averaged."""
+    v = np.array([[1.], [3], [5], [9]])
+    none = np.ones((4, 0))
+    o, _ = block_topk_attention.__dict__[form](none, none, v, block_size=2, topk=1, **FORMS[form])
+    assert o.tolist() == [[2]] * 4
+    d = block_topk_attention.__dict__[form + "_vjp"](np.ones((4, 1)), none, none, v, block_size=2, topk=1, **FORMS[form])
+    assert d["v"].tolist() == [[2], [2], [0], [0]] and d["q"].shape == (4, 0)
+
+
+@pytest.mark.parametrize("row", [CATALOGUE["gated_delta_rule"], CATALOGUE["softmax_attention"]], ids=lambda row: row.name)
+def test_short_integers(row):
+    """In int8 and uint8 the end of a block, 200 + 200, is not what it should be."""
+    x = made(row, 300)
+    wanted = row.module.loop(**x)[0]
+    for size in np.uint8(200), np.int8(100):
+        np.testing.assert_allclose(row.module.chunk(**x, chunk_size=size)[0], wanted, atol=1e-9)
+        d = row.module.chunk_vjp(np.ones_like(wanted), **x, chunk_size=size)
+        np.testing.assert_allclose(d["k"], row.module.loop_vjp(np.ones_like(wanted), **x)["k"], atol=1e-9)
+
+
+NUMBERS = [Fraction(1, 2), np.longdouble(.5), np.float64(.5), np.array(.5), np.array(Fraction(1, 2), object)]
+NO_NUMBERS = [True, "1", b"1", [1.], {1.}, {}, range(3), object(), float, np.ones(2), np.array("1"), np.array(True), None]
+
+
+@every_row
+@every_form
+def test_numbers_never_widen(row, form):
+    """A fraction made an array of objects of it, a long double an array of long doubles."""
+    x = {name: map_state(np.float32, y) for name, y in made(row).items()}
+    name = "scale" if row.name != "normalized_linear_attention" else "eps"
+    wanted = run(row, form, x, **{name: .5})[0]
+    for one in NUMBERS:
+        o, _ = run(row, form, x, **{name: one})
+        assert o.dtype == np.float32 and np.array_equal(o, wanted)
+        assert run(row, form + "_vjp", x, do=np.ones_like(o), **{name: one})["q"].dtype == np.float32
+    for other in NO_NUMBERS[:-1]:
+        with pytest.raises(TypeError, match=f"{name} must be one number"):
+            run(row, form, x, **{name: other})
+
+
+def test_numbers_of_functions_never_widen():
+    x = np.array([3, 4], np.float32)
+    for call in (lambda eps: l2norm(x, eps=eps), lambda eps: l2norm_vjp(x, x, eps=eps), lambda eps: rms_norm(x, x, eps=eps),
+                 lambda eps: rms_norm_vjp(x, x, x, eps=eps)[0], lambda eps: gated_rms_norm(x, x, x, eps=eps), lambda f: taylor(x, f), lambda f: taylor_vjp(taylor(x, f), x, f)):
+        for one in NUMBERS:
+            assert call(one).dtype == np.float32 and np.array_equal(call(one), call(.5))
+    for call in (lambda eps: l2norm(x, eps=eps), lambda eps: rms_norm(x, x, eps=eps), lambda eps: rms_norm_vjp(x, x, x, eps=eps)):
+        for other in NO_NUMBERS:
+            with pytest.raises(TypeError, match="eps must be one number"):
+                call(other)
+
+
+@every_row
+@pytest.mark.parametrize("where", ["do", "dfinal_state", "scale", "state", "v", "q"])
+def test_one_complex_number_among_reals(row, where):
+    """Every form's gradients are those of complex arrays throughout: no imaginary part is dropped, and those of complex arguments are complex."""
+    if where == "scale" and row.name == "normalized_linear_attention":
+        return
+    x = made(row)
+    o, final = row.module.loop(**x, **row.options)
+    x |= dict(do=np.cos(o), dfinal_state=map_state(np.sin, final), **{} if row.name == "normalized_linear_attention" else dict(scale=.5))
+    turned = lambda part: part * (1 + 1j) if where not in ("state", "q") else part + .1j
+    x[where] = map_state(turned, x[where])
+    wanted = row.module.loop_vjp(**{name: map_state(lambda part: part + 0j, y) for name, y in x.items()}, **row.options)
+    for form in FORMS:
+        d = run(row, form + "_vjp", x)
+        for name in d:
+            for got, right, argument in zip(leaves(d[name]), leaves(wanted[name]), leaves(x[name])):
+                np.testing.assert_allclose(got, right, rtol=1e-10, atol=1e-12)
+                assert got.dtype == complex or argument.dtype != complex
+
+
+@every_form
+def test_a_complex_bias_among_reals(form):
+    x, bias = made(CATALOGUE["softmax_attention"], state=False), np.random.default_rng(1).standard_normal((5, 5)) * 1j
+    d = run(CATALOGUE["softmax_attention"], form + "_vjp", x, do=np.ones((5, 3)), bias=bias)
+    wanted = softmax_attention.loop_vjp(np.ones((5, 3)) + 0j, *(x[n] + 0j for n in "qkv"), bias=bias)
+    for name in "q", "k", "v", "bias":
+        np.testing.assert_allclose(d[name], wanted[name], atol=1e-12)
+
+
+@every_row
+@every_form
+def test_objects_that_are_no_numbers(row, form):
+    """Text, lists and nothing at all in an object array: said by name, not by whatever operation meets them first."""
+    x = made(row)
+    for name in x:
+        for entry in "1", None, [1.]:
+            def change(part):
+                y = part.astype(object)
+                y.flat[-1] = entry
+                return y
+            with pytest.raises(TypeError, match=rf"{name}.* holds objects of type {type(entry).__name__}, which are no numbers"):
+                run(row, form, changed(x, name, change))
+
+
+@every_row
+@every_form
+def test_objects_without_an_exponential(row, form):
+    """Gates and scores need one; a fraction has none that is a fraction."""
+    x = made(row)
+    for name in ["g"] if "g" in x else ["q", "k", "v", "state"] if not row.recurrent else []:
+        change = lambda part: np.asarray(fractions(np.full(part.shape, -1)))
+        with pytest.raises(TypeError, match=rf"{name}.* holds objects of type Fraction, which have no exact exponential"):
+            run(row, form, changed(x, name, change))
+
+
+@every_form
+def test_masks_and_flags(form):
+    x = made(CATALOGUE["softmax_attention"], state=False)
+    row = CATALOGUE["softmax_attention"]
+    with pytest.raises(TypeError, match="mask must be a plain array, not a MaskedArray"):
+        run(row, form, x, mask=np.ma.array(np.ones((5, 5), bool), mask=True))
+    for row in row, CATALOGUE["block_topk_attention"]:
+        for causal in "False", None, np.array([True, False]), 2, 1.0:
+            with pytest.raises(TypeError, match="causal must be True or False"):
+                run(row, form, x, causal=causal)
+        assert np.array_equal(run(row, form, x, causal=0)[0], run(row, form, x, causal=np.False_)[0])
+
+
+@every_form
+def test_leading_axes_without_end(form):
+    row = CATALOGUE["gated_delta_rule"]
+    x = made(row, lead=(2,))
+    assert run(row, form, dict(x, q=x["q"].reshape((1,) * 28 + x["q"].shape)))[0].shape == (1,) * 28 + (2, 5, 3)
+    with pytest.raises(ValueError, match="more leading axes than NumPy can broadcast"):
+        run(row, form, dict(x, q=x["q"].reshape((1,) * 40 + x["q"].shape)))
+
+
+def test_heads_that_cannot_be():
+    x = np.ones((4, 6, 3))
+    for call, words in ((lambda: group(x, 2.), "heads must be"), (lambda: group(x, None), "heads must be"), (lambda: group(x, 3), "cannot be split into 3"),
+                        (lambda: ungroup(x), "no axis -3"), (lambda: ungroup(x, 1), "no axis 1"), (lambda: repeat(x, 0), "times must be"),
+                        (lambda: repeat_vjp(x, 3), "no 3 copies")):
+        with pytest.raises(ValueError, match=words):
+            call()
+
+
+# --- NaN and infinity ------------------------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("row", [row for row in ROWS if row.causal], ids=lambda row: row.name)
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 1e300])
+def test_where_it_comes_late(row, value):
+    """NaN, infinity and what overflows, in token 9 of q, k, v or beta: the loop's outputs before it keep every bit, and those of the blocks before it.
+
+    (In its own block it reaches earlier tokens: all at once means times a zero, and 0 NaN is NaN.)
+    """
+    x = made(row, 12, lead=(2,))
+    with np.errstate(all="ignore"):
+        for name in x.keys() & {"q", "k", "v", "beta"}:
+            y = dict(x, **{name: x[name].copy()})
+            y[name][:, 9] = value
+            for form, first in ("loop", 9), ("chunk", 8):
+                before, after = (run(row, form, z, **dict(chunk_size=4) if form == "chunk" else {})[0][:, :first] for z in (x, y))
+                assert np.array_equal(before, after), (form, name)
+            y[name][0] = x[name][0]                                          # nor does it ever reach another row of a batch
+            for form in FORMS:
+                assert np.array_equal(run(row, form, x)[0][0], run(row, form, y)[0][0]), (form, name)
+
+
+def test_a_score_that_is_nan():
+    """It is lowest of all, and how many tokens follow does not matter: with topk = 3 query 4 keeps both blocks before its own, NaN or not."""
+    k = np.array([[1.], [1], [np.nan], [1], [2], [2], [3], [3], [4], [4]])
+    for T in 5, 6, 10:
+        kept = block_topk_attention.select(np.ones((T, 1)), k[:T], block_size=2, topk=3, causal=True)
+        assert kept[4, :3].tolist() == [True, True, True] and not kept[4, 3:].any()
+    assert block_topk_attention.select(np.ones((1, 1)), k, block_size=2, topk=4).tolist() == [[True, False, True, True, True]]

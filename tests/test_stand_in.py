@@ -5,6 +5,7 @@ from types import ModuleType
 import numpy as np
 import pytest
 
+from npattn import softmax_attention
 from npattn.catalogue import CATALOGUE
 from npattn.core.arrays import array_module
 from npattn.core.states import leaves, map_state
@@ -112,3 +113,13 @@ def test_gradients(row, options, end):
         for argument in wanted:
             for a, b in zip(leaves(got[argument]), leaves(wanted[argument]), strict=True):
                 assert type(a) is Device and np.array_equal(a.host, b), (name, argument)
+
+
+@pytest.mark.parametrize("name, x", [("mask", np.ones((5, 5), bool)), ("bias", np.zeros((5, 5)))])
+def test_a_mask_of_the_host(name, x):
+    """Said by name, not by whichever function meets it."""
+    q, v = Device(np.ones((5, 2))), Device(np.ones((5, 3)))
+    for form in softmax_attention.loop, softmax_attention.matrix, softmax_attention.chunk:
+        with pytest.raises(TypeError, match=f"NumPy and of CuPy cannot be mixed: {name} numpy, q cupy"):
+            form(q, q, v, **{name: x})
+        form(q, q, v, **{name: Device(x)})

@@ -9,6 +9,7 @@ from math import isqrt
 import numpy
 
 from .arrays import array_module, sum_to
+from .kinds import check_array, check_exponential, count, number             # count: for those who look for it here
 from .states import Cache, leaves, map_state, rebuild
 
 
@@ -36,24 +37,25 @@ def start_vjp(axes, do, q, k, v, *, scale, state, dfinal_state, **others):
     xp, lead = array_module(q, k, v), broadcast("o", given, axes, dict(state=first))
     whole = lead + tuple(sizes[x] for x in axes.get("o", "T V").split())
     check_fits("do", do.shape, whole)
-    do = do if do.shape == whole else xp.broadcast_to(do, whole)
     if dfinal_state is None:
         dfinal_state = map_state(xp.zeros_like, first)
     for name, x, y in zip(leaf_names("dfinal_state", axes["state"]), leaves(dfinal_state), leaves(first)):
         check_fits(name, x.shape, y.shape)
-    dfinal_state = map_state(lambda x, y, kind: given_once(x, y.shape, lead + tuple(sizes[n] for n in kind.split())),
-                             dfinal_state, first, axes["state"])
+    scaled = q * scale_of(scale, q)
+    wide = numpy.result_type(dtype, *(x.dtype for x in (scaled, do, *leaves(dfinal_state))))     # one type for all, in every block
+    do = widen(do if do.shape == whole else xp.broadcast_to(do, whole), wide)
+    dfinal_state = own(map_state(lambda x, y, kind: given_once(widen(x, wide), y.shape, lead + tuple(sizes[n] for n in kind.split())),
+                                 dfinal_state, first, axes["state"]), sizes)
 
     def new():
-        return [xp.zeros(lead + tuple(sizes[x] for x in axes[name].split()), numpy.result_type(dtype, do.dtype))
-                for name in axes if name != "state"]
+        return [xp.zeros(lead + tuple(sizes[x] for x in axes[name].split()), wide) for name in axes if name != "state"]
 
     def back(**gradients):
         gradients["q"] = gradients["q"] * scale_of(scale, q)
         ends = dict(given, state=first if state is None else state)
         return {name: map_state(fit, gradients[name], ends[name]) for name in ends}
 
-    return xp, q * scale_of(scale, q), first, do, dfinal_state, new, back
+    return xp, scaled, first, do, dfinal_state, new, back
 
 
 def given_once(x, shape, whole):
@@ -73,26 +75,19 @@ def given_once(x, shape, whole):
 def fit(gradient, argument):
     """`gradient` in the shape and type of `argument`; a complex gradient of a real argument stays complex."""
     x = sum_to(gradient, argument.shape)
-    return x.astype(argument.dtype) if x.dtype != argument.dtype and x.dtype.kind == argument.dtype.kind else x
+    return x.astype(argument.dtype) if x.dtype != argument.dtype and numpy.can_cast(x.dtype, argument.dtype, "same_kind") else x
 
 
 def scale_of(scale, q):
     """`scale` as a plain number, which never widens an array; None is K ** -0.5, for object arrays an exact fraction."""
     if scale is not None:
-        return number("scale", scale)
+        return number("scale", scale, q)
     K = q.shape[-1]
     if q.dtype != object:
         return max(K, 1) ** -0.5
     if isqrt(K) ** 2 != K or K == 0:
         raise ValueError(f"scale: K ** -0.5 is no fraction for K = {K}; pass scale, q {q.shape}")
     return Fraction(1, isqrt(K))
-
-
-def number(name, x):
-    """`x` as a plain number, which never widens an array; TypeError for what is none."""
-    if x is None or isinstance(x, (bool, numpy.bool_, str, list, tuple)) or getattr(x, "shape", ()) != ():
-        raise TypeError(f"{name} must be one number, not {f'an array {x.shape}' if hasattr(x, 'shape') else repr(x)}")
-    return x.item() if hasattr(x, "item") else x
 
 
 def first_state(axes, given, state, sizes):
@@ -105,10 +100,19 @@ def first_state(axes, given, state, sizes):
         shape = lead + tuple(sizes[letter] for letter in kind.split())
         if x is None:
             return xp.zeros(shape, dtype)
-        x = x if x.dtype == dtype else x + xp.zeros((), dtype)
+        x = widen(x, dtype)
         return x if x.shape == shape else xp.broadcast_to(x, shape)
 
-    return rebuild(kinds, map(make, leaves(state) or [None] * len(leaves(kinds)), leaves(kinds))), dtype
+    return own(rebuild(kinds, map(make, leaves(state) or [None] * len(leaves(kinds)), leaves(kinds))), sizes), dtype
+
+
+def widen(x, dtype):
+    return x if x.dtype == dtype else x + array_module(x).zeros((), dtype)
+
+
+def own(state, sizes):
+    """`state`; copied if there is no token, since what comes in then goes out, and would still be the caller's."""
+    return state if sizes.get("T") else map_state(lambda x: x.copy(), state)
 
 
 # --- checks ------------------------------------------------------------------------------------------------------
@@ -153,6 +157,8 @@ def check(axes, arguments):
         common(leads)
     except ValueError:
         raise ValueError(f"the leading axes do not broadcast: {shapes(arrays)}") from None
+    except RuntimeError:
+        raise ValueError(f"more leading axes than NumPy can broadcast, 32: {shapes(arrays)}") from None
     for name, x in arrays.items():
         if name == "g" or name.startswith("g_"):
             check_log_gate(name, x)
@@ -172,29 +178,11 @@ def final_axes(kind):
     return map_state(lambda part: part.replace("n", "n+N"), kind) if isinstance(kind, Cache) else kind
 
 
-def count(name, n):
-    """`n` as an int; ValueError unless it is an integer of at least 1."""
-    if isinstance(n, bool) or not isinstance(n, (int, numpy.integer)) or n < 1:
-        raise ValueError(f"{name} must be an integer of at least 1, not {n!r}")
-    return int(n)
-
-
-def check_array(name, x):
-    kind = getattr(getattr(x, "dtype", None), "kind", None)
-    if type(x) is numpy.ndarray and kind in "fcO":                           # as nearly always
-        return
-    if kind is None or not hasattr(x, "__array_ufunc__"):
-        raise TypeError(f"{name} must be a NumPy or CuPy array, not {type(x).__name__}")
-    if isinstance(x, (numpy.ma.MaskedArray, numpy.matrix)):
-        raise TypeError(f"{name} must be a plain array, not a {type(x).__name__}")
-    if kind not in "fcO":
-        raise TypeError(f"{name} must hold floats, complex numbers or objects such as fractions, not {x.dtype}")
-
-
 def check_log_gate(name, g):
     """ValueError if a gate is positive or NaN.  Arrays on a device are not looked at: that would wait for it."""
     if array_module(g) is not numpy:
         return
+    check_exponential(name, g)
     g = g.real if g.dtype.kind == "c" else g
     if g.size and not g.max() <= 0:                       # of an array with NaN, NaN is the maximum
         raise ValueError(f"{name} is the natural log of a decay, at most 0 and never NaN: {name} {g.shape} has "

@@ -6,10 +6,9 @@ not grow with it.
 import functools
 import inspect
 
-import numpy
-
 from .arguments import check, leaf_names
 from .arrays import array_module
+from .kinds import count
 from .states import leaves
 
 
@@ -21,7 +20,7 @@ def chunk(matrix):
         """`matrix` on chunk_size tokens at a time, the state carried from block to block."""
         check_names(others)
         tokens, options = split(axes, dict(q=q, k=k, v=v, **others))
-        T, whole = count_tokens(axes, dict(tokens, state=state), chunk_size), None
+        chunk_size, T, whole = count("chunk_size", chunk_size), check(axes, dict(tokens, state=state))["T"], None
         for b in blocks(T, chunk_size):
             o, state = matrix(**cut(tokens, axes, b), **options, state=state)
             if whole is None:
@@ -42,7 +41,7 @@ def chunk_vjp(matrix, matrix_vjp):
         """`matrix_vjp` on chunk_size tokens at a time, last block first; one state is kept for each, the rest recomputed inside."""
         check_names(others)
         tokens, options = split(axes, dict(q=q, k=k, v=v, **others))
-        T = count_tokens(axes, dict(tokens, do=do, state=state, dfinal_state=dfinal_state), chunk_size)
+        chunk_size, T = count("chunk_size", chunk_size), check(axes, dict(tokens, do=do, state=state, dfinal_state=dfinal_state))["T"]
         steps, states = list(blocks(T, chunk_size)), [state]
         deepest = max(x.ndim for x in (*tokens.values(), *leaves(state)))
         for b in steps[:-1]:
@@ -103,12 +102,6 @@ def split(axes, arguments):
 def cut(tokens, axes, b):
     """Tokens `b` of every array."""
     return {name: x[at(axes[name], b)] for name, x in tokens.items()}
-
-
-def count_tokens(axes, arguments, chunk_size):
-    if isinstance(chunk_size, bool) or not isinstance(chunk_size, (int, numpy.integer)) or chunk_size < 1:
-        raise ValueError(f"chunk_size must be an integer of at least 1, not {chunk_size!r}")
-    return check(axes, arguments)["T"]
 
 
 def named(name, of):

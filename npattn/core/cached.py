@@ -6,29 +6,36 @@ import numpy
 
 from .arguments import check, check_array, check_fits, fit, leaf_names, scale_of, start
 from .arrays import array_module, sum_to
+from .kinds import check_exponential
 from .states import Cache
 
 
 def start_cached(axes, q, k, v, *, scale, state):
     """Check, then return (array module, scale times q, all keys, all values, n): cached and new ones together, as new arrays.
 
-    Raises what `arguments.start` raises.
+    Raises what `arguments.start` raises, and TypeError for objects without an exponential.
     """
     xp, q, S = start(axes, q, k, v, scale=scale, state=state)
+    for name, x in dict(q=q, k=k, v=v, state=S.k).items():
+        check_exponential(name, x)
     join = lambda old, new: xp.concatenate([old, xp.broadcast_to(new, old.shape[:-2] + new.shape[-2:])], axis=-2)
     return xp, q, join(S.k, k), join(S.v, v), S.k.shape[-2]                  # n+N K, n+N V
 
 
-def start_cached_vjp(axes, do, q, k, v, *, scale, state, dfinal_state):
+def start_cached_vjp(axes, do, q, k, v, *, scale, state, dfinal_state, bias=None):
     """Check, then return (array module, scale times q, all keys, all values, n, do, dk, dv, back).
 
-    dk, dv           the gradients of all keys and values, new arrays to add to: they begin as `dfinal_state`, the cotangent of the returned cache
+    dk, dv           the gradients of all keys and values, new arrays to add to: they begin as `dfinal_state`, the cotangent of the returned cache;
+                     of the common type of everything, `bias` too
     back(dq, dk, dv) the gradients by argument name, dq times scale, each of its argument's shape and type; that of no state is an empty cache
     """
     check(axes, dict(q=q, k=k, v=v, do=do, state=state, dfinal_state=dfinal_state))
     xp, scaled, K, V, n = start_cached(axes, q, k, v, scale=scale, state=state)
     check_fits("do", do.shape, numpy.broadcast_shapes(q.shape[:-2], K.shape[:-2]) + (q.shape[-2], v.shape[-1]))
-    dk, dv = (xp.zeros(x.shape, numpy.result_type(x.dtype, do.dtype, *(d.dtype for d in dfinal_state or ()))) for x in (K, V))
+    if bias is not None:
+        check_array("bias", bias)
+    wide = numpy.result_type(*(x.dtype for x in (scaled, K, do, bias, *(dfinal_state or ())) if x is not None))
+    dk, dv = xp.zeros(K.shape, wide), xp.zeros(V.shape, wide)
     if dfinal_state is not None:
         for name, d, given in zip(leaf_names("dfinal_state", axes["state"]), (dk, dv), dfinal_state):
             check_fits(name, given.shape, d.shape)

@@ -8,6 +8,7 @@ from fractions import Fraction
 
 from .arrays import array_module
 from .functions import softmax, softmax_vjp
+from .kinds import number
 
 
 def identity(x):
@@ -177,7 +178,7 @@ def factor_of(factor, x):
     """`factor`, or K ** -0.25; for object arrays exactly or not at all."""
     K = x.shape[-1]
     if factor is not None:
-        return factor
+        return number("factor", factor, x)
     if x.dtype != object:
         return max(K, 1) ** -0.25
     n = round(K ** 0.25)

@@ -6,6 +6,7 @@ other; a +inf or NaN that leaves no limit gives NaN.  Neither makes NumPy warn.
 """
 from .arguments import fit
 from .arrays import array_module
+from .kinds import number
 
 
 # --- softmax -----------------------------------------------------------------------------------------------------
@@ -173,7 +174,7 @@ def scaled(x, axis, eps):
 
     Where all of that is zero, x / m is 0 and so is what is divided by m.
     """
-    xp, root = array_module(x), eps ** 0.5
+    xp, root = array_module(x), number("eps", eps, x) ** 0.5
     m = xp.maximum(highest(xp.abs(x.real), axis, 0), root)
     m = xp.where(m == 0, xp.inf, xp.where(m < xp.inf, m, xp.nan))
     u = x / m
@@ -227,9 +228,9 @@ def gated_rms_norm_vjp(dy, x, z, weight, eps=1e-6):
 def unit(x, eps):
     """x / sqrt(mean(x^2) + eps) = sqrt(D) x / sqrt(sum(x^2) + D eps)."""
     D = x.shape[-1]
-    return D ** 0.5 * l2norm(x, eps=D * eps)
+    return D ** 0.5 * l2norm(x, eps=D * number("eps", eps, x))
 
 
 def unit_vjp(dy, x, eps):
     D = x.shape[-1]
-    return l2norm_vjp(D ** 0.5 * dy, x, eps=D * eps)
+    return l2norm_vjp(D ** 0.5 * dy, x, eps=D * number("eps", eps, x))

@@ -16,7 +16,8 @@ For gradients: do like o, dfinal_state like state, None for zeros.
 TypeError for what is missing or of a wrong type, ValueError for what does not fit; both name the argument (core.arguments).
 """
 from ..core import blocks
-from ..core.arguments import number, start, start_vjp
+from ..core.arguments import start, start_vjp
+from ..core.kinds import number
 from ..core.states import Normalized
 
 AXES = dict(q="T K", k="T K", v="T V", state=Normalized("K V", "K"))
@@ -25,7 +26,7 @@ AXES = dict(q="T K", k="T K", v="T V", state=Normalized("K V", "K"))
 def loop(q, k, v, *, eps=0, state=None):
     """The definition, token by token."""
     xp, q, (S, z) = start(AXES, q, k, v, scale=1, state=state)
-    eps = number("eps", eps)
+    eps = number("eps", eps, q)
     o = [q[..., :0, :] @ S]                                                  # 0 V   so that o has its shape if T = 0
     for t in range(q.shape[-2]):
         S = S + k[..., t, :, None] * v[..., t, None, :]                      # K V
@@ -38,7 +39,7 @@ def matrix(q, k, v, *, eps=0, state=None):
     """All tokens at once: the weights P, and their row sums."""
     xp, q, (S, z) = start(AXES, q, k, v, scale=1, state=state)
     P = xp.tril(q @ k.mT)                                                    # T T
-    n = P.sum(-1, keepdims=True) + q @ z[..., None] + number("eps", eps)     # T 1
+    n = P.sum(-1, keepdims=True) + q @ z[..., None] + number("eps", eps, q)  # T 1
     return divide(q @ S + P @ v, n), Normalized(S + k.mT @ v, z + k.sum(-2)) # T V, K V and K
 
 
@@ -52,7 +53,7 @@ def loop_vjp(do, q, k, v, *, eps=0, state=None, dfinal_state=None):
         dS[t-1] = dS[t],   dz[t-1] = dz[t]
     """
     xp, q, (S, z), do, (dS, dz), new, back = start_vjp(AXES, do, q, k, v, scale=1, state=state, dfinal_state=dfinal_state)
-    (dq, dk, dv), kept, eps = new(), [], number("eps", eps)
+    (dq, dk, dv), kept, eps = new(), [], number("eps", eps, q)
     for t in range(q.shape[-2]):
         S = S + k[..., t, :, None] * v[..., t, None, :]                      # K V
         z = z + k[..., t, :]                                                 # K
@@ -72,7 +73,7 @@ def matrix_vjp(do, q, k, v, *, eps=0, state=None, dfinal_state=None):
     """The same gradients, all tokens at once: a weight is used twice in its row, by the sum of the values and by the sum of the weights."""
     xp, q, (S, z), do, (dS, dz), _, back = start_vjp(AXES, do, q, k, v, scale=1, state=state, dfinal_state=dfinal_state)
     P = xp.tril(q @ k.mT)                                                    # T T
-    n = P.sum(-1, keepdims=True) + q @ z[..., None] + number("eps", eps)     # T 1
+    n = P.sum(-1, keepdims=True) + q @ z[..., None] + number("eps", eps, q)  # T 1
     dx, dn = divide_vjp(do, q @ S + P @ v, n)                                # T V, T 1
     dqk = xp.tril(dx @ v.mT + dn)                                            # T T   adjoint of q k^T
     read = dx @ S.mT + dn * z[..., None, :]                                  # T K   through the first state

@@ -24,11 +24,12 @@ from math import inf
 
 import numpy
 
-from ..core.arguments import count, fit
+from ..core.arguments import fit
 from ..core.arrays import array_module
 from ..core.blocks import blocks
 from ..core.cached import add, check_over_scores, part, scores, start_cached, start_cached_vjp
 from ..core.functions import finite, highest, softmax
+from ..core.kinds import check_exponential, check_plain, count, flag
 from ..core.states import Cache
 from ..core.tiles import attend, attend_vjp, log_sum_exp
 
@@ -69,7 +70,8 @@ def chunk_lse(q, k, v, *, causal=True, mask=None, bias=None, window=None, scale=
     """Tiles of chunk_size queries by chunk_size keys, online softmax: o, state, lse (..., T)."""
     _, q, k, v, n = start_cached(AXES, q, k, v, scale=scale, state=state)
     keys, see, bias = sight(q, k, n, causal, mask, bias, window)
-    o, m, z = attend(q, k, v, bias, tiles(keys, see, count("chunk_size", chunk_size)), chunk_size)
+    size = count("chunk_size", chunk_size)
+    o, m, z = attend(q, k, v, bias, tiles(keys, see, size), size)
     return o, Cache(k, v), log_sum_exp(m, z)
 
 
@@ -102,7 +104,7 @@ def loop_vjp(do, q, k, v, *, causal=True, mask=None, bias=None, window=None, sca
         ds[i, j] = p[i, j] (do[i] · v[j] - sum_j p[i, j] do[i] · v[j])           the softmax backwards;   dbias = ds
         dq[i] = scale sum_j ds[i, j] k[j],   dk[j] = sum_i ds[i, j] scale q[i],   dv[j] = sum_i p[i, j] do[i]
     """
-    xp, q, k, v, n, do, dk, dv, back = start_cached_vjp(AXES, do, q, k, v, scale=scale, state=state, dfinal_state=dfinal_state)
+    xp, q, k, v, n, do, dk, dv, back = start_cached_vjp(AXES, do, q, k, v, scale=scale, state=state, dfinal_state=dfinal_state, bias=bias)
     keys, see, B = sight(q, k, n, causal, mask, bias, window)                # B: the bias with two axes
     dq, dB = [], xp.zeros(B.shape, dk.dtype) if bias is not None else None
     for i in blocks(q.shape[-2], 1):
@@ -121,7 +123,7 @@ def loop_vjp(do, q, k, v, *, causal=True, mask=None, bias=None, window=None, sca
 
 def matrix_vjp(do, q, k, v, *, causal=True, mask=None, bias=None, window=None, scale=None, state=None, dfinal_state=None):
     """The same gradients from T by N weights: ds = p (do v^T - rowsum(do o)), because sum_j p[i, j] do[i] · v[j] is do[i] · o[i]."""
-    _, q, k, v, n, do, dk, dv, back = start_cached_vjp(AXES, do, q, k, v, scale=scale, state=state, dfinal_state=dfinal_state)
+    _, q, k, v, n, do, dk, dv, back = start_cached_vjp(AXES, do, q, k, v, scale=scale, state=state, dfinal_state=dfinal_state, bias=bias)
     _, see, B = sight(q, k, n, causal, mask, bias, window)
     p = softmax(scores(q, k, B, see(whole(q), whole(k))))                    # T N
     ds = p * (do @ v.mT - (do * (p @ v)).sum(-1, keepdims=True))             # T N
@@ -132,10 +134,10 @@ def matrix_vjp(do, q, k, v, *, causal=True, mask=None, bias=None, window=None, s
 
 def chunk_vjp(do, q, k, v, *, causal=True, mask=None, bias=None, window=None, scale=None, state=None, dfinal_state=None, chunk_size=256):
     """The same gradients, tile by tile: scores are made again, only the log-sum-exp and o are kept."""
-    xp, q, k, v, n, do, dk, dv, back = start_cached_vjp(AXES, do, q, k, v, scale=scale, state=state, dfinal_state=dfinal_state)
+    xp, q, k, v, n, do, dk, dv, back = start_cached_vjp(AXES, do, q, k, v, scale=scale, state=state, dfinal_state=dfinal_state, bias=bias)
     keys, see, B = sight(q, k, n, causal, mask, bias, window)
-    dB = xp.zeros(B.shape, dk.dtype) if bias is not None else None
-    dq = attend_vjp(do, q, k, v, B, tiles(keys, see, count("chunk_size", chunk_size)), chunk_size, dk, dv, dB)
+    dB, size = xp.zeros(B.shape, dk.dtype) if bias is not None else None, count("chunk_size", chunk_size)
+    dq = attend_vjp(do, q, k, v, B, tiles(keys, see, size), size, dk, dv, dB)
     return with_bias(back(dq, dk, dv), dB, bias)
 
 
@@ -167,8 +169,14 @@ def sight(q, k, n, causal, mask, bias, window):
     xp, T, N = array_module(q, k), q.shape[-2], k.shape[-2]
     shape = numpy.broadcast_shapes(q.shape[:-2], k.shape[:-2]) + (T, N)
     mask, bias = check_over_scores("mask", mask, shape), check_over_scores("bias", bias, shape)
+    for name, x in dict(mask=mask, bias=bias).items():
+        if x is not None:
+            check_plain(name, x)
+            check_exponential(name, x)
+            if array_module(x) is not xp:
+                raise TypeError(f"arrays of NumPy and of CuPy cannot be mixed: {name} {type(x).__module__}, q {type(q).__module__}")
     most = inf if window is None else count("window", window) - 1            # the farthest back
-    least = 0 if causal else -most                                           # and the nearest, below 0 ahead
+    least = 0 if flag("causal", causal) else -most                           # and the nearest, below 0 ahead
 
     def keys(i):
         first = min(max(n + i.start - most, 0), N)

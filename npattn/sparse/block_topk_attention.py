@@ -21,11 +21,12 @@ TypeError for what is missing or of a wrong type, ValueError for what does not f
 """
 import numpy
 
-from ..core.arguments import check, count, scale_of
+from ..core.arguments import check, scale_of
 from ..core.arrays import array_module
 from ..core.blocks import blocks
 from ..core.cached import add, scores, start_cached, start_cached_vjp
 from ..core.functions import softmax
+from ..core.kinds import count, flag
 from ..core.states import Cache
 from ..core.tiles import attend, attend_vjp
 
@@ -37,10 +38,10 @@ def loop(q, k, v, *, block_size, topk, causal=False, scale=None, state=None):
     xp, q, k, v, n = start_cached(AXES, q, k, v, scale=scale, state=state)
     r, o = means(k, block_size), []                                          # blocks K
     for i in blocks(q.shape[-2], 1):
-        kept = keep(q, r, n, i, block_size, topk, causal)                    # 1 blocks
-        see = sees(kept, n, i, whole(k), block_size, causal)                 # 1 N
-        p = softmax(scores(q[..., i, :], k, None, see))                      # 1 N
-        o.append(p @ v)                                                      # 1 V
+        kept, j = keep(q, r, n, i, block_size, topk, causal), reach(k, n, i, causal)         # 1 blocks
+        see = sees(kept, n, i, j, block_size, causal)                        # 1 N
+        p = softmax(scores(q[..., i, :], k[..., j, :], None, see))           # 1 N
+        o.append(p @ v[..., j, :])                                           # 1 V
     return xp.concatenate(o, axis=-2), Cache(k, v)
 
 
@@ -56,7 +57,8 @@ def matrix(q, k, v, *, block_size, topk, causal=False, scale=None, state=None):
 def chunk(q, k, v, *, block_size, topk, causal=False, scale=None, state=None, chunk_size=256):
     """Tiles of chunk_size queries by chunk_size keys, online softmax; tiles of which no query keeps a block are left out."""
     _, q, k, v, n = start_cached(AXES, q, k, v, scale=scale, state=state)
-    looked_at = tiles(q, k, n, block_size, topk, causal, count("chunk_size", chunk_size))
+    chunk_size = count("chunk_size", chunk_size)
+    looked_at = tiles(q, k, n, block_size, topk, causal, chunk_size)
     o, _, _ = attend(q, k, v, None, looked_at, chunk_size)                   # T V
     return o, Cache(k, v)
 
@@ -87,15 +89,15 @@ def loop_vjp(do, q, k, v, *, block_size, topk, causal=False, scale=None, state=N
     xp, q, k, v, n, do, dk, dv, back = start_cached_vjp(AXES, do, q, k, v, scale=scale, state=state, dfinal_state=dfinal_state)
     r, dq = means(k, block_size), []                                         # blocks K
     for i in blocks(q.shape[-2], 1):
-        qi, doi = q[..., i, :], do[..., i, :]                                # 1 K, 1 V
-        kept = keep(q, r, n, i, block_size, topk, causal)                    # 1 blocks
-        see = sees(kept, n, i, whole(k), block_size, causal)                 # 1 N
-        p = softmax(scores(qi, k, None, see))                                # 1 N
-        dp = doi @ v.mT                                                      # 1 N
+        kept, j = keep(q, r, n, i, block_size, topk, causal), reach(k, n, i, causal)         # 1 blocks
+        qi, kj, vj, doi = q[..., i, :], k[..., j, :], v[..., j, :], do[..., i, :]
+        see = sees(kept, n, i, j, block_size, causal)                        # 1 N
+        p = softmax(scores(qi, kj, None, see))                               # 1 N
+        dp = doi @ vj.mT                                                     # 1 N
         ds = p * (dp - (p * dp).sum(-1, keepdims=True))                      # 1 N
-        dq.append(ds @ k)                                                    # 1 K
-        add(dk, ds.mT @ qi)
-        add(dv, p.mT @ doi)
+        dq.append(ds @ kj)                                                   # 1 K
+        add(dk[..., j, :], ds.mT @ qi)
+        add(dv[..., j, :], p.mT @ doi)
     return back(xp.concatenate(dq, axis=-2), dk, dv)
 
 
@@ -114,7 +116,8 @@ def matrix_vjp(do, q, k, v, *, block_size, topk, causal=False, scale=None, state
 def chunk_vjp(do, q, k, v, *, block_size, topk, causal=False, scale=None, state=None, dfinal_state=None, chunk_size=256):
     """The same gradients, tile by tile: choice and scores are made again, only the log-sum-exp and o are kept."""
     _, q, k, v, n, do, dk, dv, back = start_cached_vjp(AXES, do, q, k, v, scale=scale, state=state, dfinal_state=dfinal_state)
-    looked_at = tiles(q, k, n, block_size, topk, causal, count("chunk_size", chunk_size))
+    chunk_size = count("chunk_size", chunk_size)
+    looked_at = tiles(q, k, n, block_size, topk, causal, chunk_size)
     dq = attend_vjp(do, q, k, v, None, looked_at, chunk_size, dk, dv, None)  # T K   adds to dk and dv
     return back(dq, dk, dv)
 
@@ -131,11 +134,13 @@ def keep(q, r, n, i, block_size, topk, causal):
     """The blocks that queries `i`, a slice of the scaled q, keep: booleans (..., queries, blocks).
 
     Products are added channel by channel, not by a matrix product, whose rounding depends on how many rows it has: every form, and every
-    split of a sequence into calls, must find the same order, ties included.
+    split of a sequence into calls, must find the same order, ties included.  NaN is lowest of all, level with what is not there yet.
     """
     xp, q, topk = array_module(q, r), q[..., i, :], count("topk", topk)
-    c = sum(q[..., :, x, None] * r[..., None, :, x] for x in range(q.shape[-1])).real        # T blocks
-    if not causal:
+    none = xp.zeros((q.shape[-2], r.shape[-2]), q.dtype)
+    c = sum((q[..., :, x, None] * r[..., None, :, x] for x in range(q.shape[-1])), none).real            # T blocks
+    c = xp.where(c == c, c, -xp.inf)
+    if not flag("causal", causal):
         return rank(xp, c) < topk
     own = (n + xp.arange(i.start, i.stop)[:, None]) // block_size            # T 1
     b = xp.arange(r.shape[-2])                                               # blocks
@@ -155,13 +160,18 @@ def sees(kept, n, i, j, block_size, causal):
     return see & (keys <= n + xp.arange(i.start, i.stop)[:, None]) if causal else see
 
 
+def reach(k, n, i, causal):
+    """The keys that one of queries `i` may see by its position: what comes later is not touched."""
+    return slice(0, min(k.shape[-2], n + i.stop)) if causal else whole(k)
+
+
 def tiles(q, k, n, block_size, topk, causal, size):
     """For `core.tiles`: the tiles of `size` keys in which one of queries i keeps a block."""
-    r, N = means(k, block_size), k.shape[-2]
+    r = means(k, block_size)
 
     def of(i):
         kept = keep(q, r, n, i, block_size, topk, causal)
-        for j in blocks(min(N, n + i.stop) if causal else N, size):
+        for j in blocks(reach(k, n, i, causal).stop, size):
             see = sees(kept, n, i, j, block_size, causal)
             if see.any():
                 yield j, see
