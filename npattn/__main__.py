@@ -97,7 +97,7 @@ def run(argv):
         message = str(error)
     except (ValueError, FileNotFoundError, PermissionError, IsADirectoryError) as error:
         message = f"npattn {command}: {error}"
-    print(message, file=sys.stderr)
+    print(" ".join(message.split()), file=sys.stderr)
     return 2
 
 
@@ -107,9 +107,12 @@ def main(argv=None):
         status = run(argv)
         print(end="", flush=True)
         return status
-    except BrokenPipeError:                              # whoever was reading has left, as `head` does: nothing more to say
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 141
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())       # where the rest goes
+        if isinstance(error, BrokenPipeError):           # whoever was reading has left, as `head` does: nothing more to say
+            return 141
+        print(f"npattn: the output cannot be written: {error}", file=sys.stderr)
+        return 2
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from npattn import block_topk_attention, softmax_attention
+from npattn.__main__ import main
 from npattn.catalogue import CATALOGUE
 from npattn.compare import DumpError, check_dump
 from npattn.core.feature_maps import taylor, taylor_vjp
@@ -369,3 +370,31 @@ def test_a_score_that_is_nan():
         kept = block_topk_attention.select(np.ones((T, 1)), k[:T], block_size=2, topk=3, causal=True)
         assert kept[4, :3].tolist() == [True, True, True] and not kept[4, 3:].any()
     assert block_topk_attention.select(np.ones((1, 1)), k, block_size=2, topk=4).tolist() == [[True, False, True, True, True]]
+
+
+# --- the command line --------------------------------------------------------------------------------------------------------
+
+class Full(io.StringIO):
+    """An output with no room, such as a file on a full disk."""
+
+    def __init__(self, number):
+        super().__init__()
+        self.fileno = lambda: number
+
+    def write(self, text):
+        raise OSError(28, "No space left on device")
+
+
+@pytest.mark.parametrize("command", [["list"], ["table", "delta_rule"]], ids=" ".join)
+def test_no_room_for_the_output(command, monkeypatch, capsys, tmp_path):
+    """Status 2, not 1, which says that something was found to be wrong."""
+    with open(tmp_path / "out", "w") as file:
+        monkeypatch.setattr("sys.stdout", Full(file.fileno()))
+        assert main(command) == 2
+    assert capsys.readouterr().err == "npattn: the output cannot be written: [Errno 28] No space left on device\n"
+
+
+def test_a_line_of_the_command_line(capsys):
+    for command in ["compare", "no\nfile"], ["list", "x\ny"], ["check", "a\nb"], ["table", "a\nb"]:
+        assert main(command) == 2
+        assert capsys.readouterr().err.count("\n") == 1
