@@ -9,6 +9,8 @@ from .arrays import array_module, sum_to
 from .kinds import check_exponential
 from .states import Cache
 
+OVER_SCORES = ("mask", "bias")                           # options that are arrays over the scores, of queries by keys
+
 
 def start_cached(axes, q, k, v, *, scale, state):
     """Check, then return (array module, scale times q, all keys, all values, n): cached and new ones together, as new arrays.
@@ -52,11 +54,21 @@ def check_over_scores(name, x, shape):
     """`x`, with at least two axes; TypeError or ValueError unless `x` is None, or a mask or bias that broadcasts to the `shape` of the scores."""
     if x is None:
         return None
+    check_kind_over_scores(name, x)
+    check_fits(name, x.shape, shape)
+    return at_least_2d(x)
+
+
+def check_kind_over_scores(name, x):
+    """TypeError unless a mask is an array of booleans, a bias one of numbers."""
     if name == "mask" and getattr(getattr(x, "dtype", None), "kind", None) != "b":
         raise TypeError(f"mask must be an array of booleans, True = may attend, not {getattr(x, 'dtype', type(x).__name__)}; what is added goes to bias")
     if name != "mask":
         check_array(name, x)
-    check_fits(name, x.shape, shape)
+
+
+def at_least_2d(x):
+    """A view of x with the two axes of scores, as broadcasting adds them."""
     return x.reshape((1,) * (2 - x.ndim) + x.shape)
 
 
