@@ -7,6 +7,8 @@ import importlib
 import os
 import sys
 
+import npattn
+
 
 def argument(*names, **settings):
     return names, settings
@@ -17,7 +19,8 @@ JSON = argument("--json", action="store_true", help="print JSON, for machines")
 # name: (module:function, what it does, its arguments).  The function gets the arguments by name and returns the exit status.
 COMMANDS = dict(
     check=("npattn.proof.command:check_command", "show that every form and every gradient is right, here and now",
-           [argument("mechanisms", nargs="*", metavar="MECHANISM", help="all, if none is named"), JSON]),
+           [argument("mechanisms", nargs="*", metavar="MECHANISM", help="all, if none is named"),
+            argument("--laws", action="store_true", help="every law by name, what it says, and its figure"), JSON]),
     list=("npattn.listing:list_command", "the mechanisms: arguments, state, properties, paper",
           [JSON, argument("--markdown", action="store_true", help="print the table of README.md")]),
     compare=("npattn.compare.command:compare_command", "say whether what a framework computed is right, and which convention explains it if not",
@@ -75,8 +78,15 @@ class Parser(argparse.ArgumentParser):
         raise Unusable(f"{self.prog}: {message}; --help says more")
 
 
+class Version(argparse.Action):
+    def __call__(self, parser, *_):
+        print(npattn.__version__)
+        parser.exit()
+
+
 def parser():
     top = Parser(prog="npattn", description="Linear and sparse attention in NumPy, exact and explained.")
+    top.add_argument("--version", action=Version, nargs=0, default=argparse.SUPPRESS, help="print the version")
     commands = top.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for name, (_, does, arguments) in COMMANDS.items():
         command = commands.add_parser(name, help=does, description=does[0].upper() + does[1:] + ".")

@@ -9,9 +9,8 @@ import inspect
 from math import isqrt
 
 from .catalogue import CATALOGUE
-from .proof.worked import BEFORE_DECAY, KNOWN, chunk_table, example, loop_table
-
-DIVIDES = {"normalized_linear_attention"}
+from .core.states import Normalized
+from .proof.worked import PREDICT_FIRST, chunk_table, example, loop_table, order
 
 
 def table_command(mechanism, tokens, keys, width, decay, beta, chunk, exact, seed):
@@ -24,7 +23,7 @@ def table_command(mechanism, tokens, keys, width, decay, beta, chunk, exact, see
         loop_table(mechanism, longest=longest, **x)
     else:
         chunk_table(mechanism, chunk, longest=longest, **x)
-    if mechanism in KNOWN:
+    if order(mechanism):
         print("\n".join(["", *(loop_columns if chunk is None else chunk_columns)(mechanism, x)]))
     if "scale" in inspect.signature(CATALOGUE[mechanism].module.loop).parameters:
         print(f"o is not scaled here; the default scale is {scale(x['q'].shape[-1])}")
@@ -38,8 +37,8 @@ def loop_columns(mechanism, x):
         yield "decayed = e^g (S before)"
     fades = "decayed" if "g" in x else "S before"
     if "beta" in x:
-        yield f"prediction = k ({'S before' if mechanism in BEFORE_DECAY else fades}), error e = v - prediction, d = beta e"
-    yield f"S after = {fades} + k^T {'d' if 'beta' in x else 'v'}, o = q (S after){' / q (z after)' * (mechanism in DIVIDES)}" + sums(mechanism)
+        yield f"prediction = k ({'S before' if order(mechanism) == PREDICT_FIRST else fades}), error e = v - prediction, d = beta e"
+    yield f"S after = {fades} + k^T {'d' if 'beta' in x else 'v'}, o = q (S after){' / q (z after)' * divides(mechanism)}" + sums(mechanism)
 
 
 def chunk_columns(mechanism, x):
@@ -55,16 +54,20 @@ def chunk_columns(mechanism, x):
     if gated:
         yield "D[i, j] = the factors e^g of tokens j + 1 to i, multiplied; a[i] = those of the chunk up to i; A = the last a; z = the last row of D"
     if "beta" in x:
-        less = " - 1" * (mechanism in BEFORE_DECAY)
+        less = " - 1" * (order(mechanism) == PREDICT_FIRST)
         yield f"L[i, j] = beta[i] {product('k', 'k', 'i' + less)} for j < i"
         yield "U = (I + L)^-1 beta v, W = (I + L)^-1 beta " + f"a[i{less}] " * gated + "k"
     yield f"P[i, j] = {product('q', 'k', 'i')} for j <= i, history = {'a ' * gated}q (S before), inside = P {wrote}, " + (
-        "row sums = q (z before) + the sums of P, o = (history + inside) / row sums" if mechanism in DIVIDES else "o = history + inside")
+        "row sums = q (z before) + the sums of P, o = (history + inside) / row sums" if divides(mechanism) else "o = history + inside")
     yield (f"S after = A S + (z k)^T {wrote}" if gated else f"S after = S before + k^T {wrote}") + sums(mechanism)
 
 
 def sums(mechanism):
-    return ", z after = z before + the sum of k" * (mechanism in DIVIDES)
+    return ", z after = z before + the sum of k" * divides(mechanism)
+
+
+def divides(mechanism):
+    return isinstance(CATALOGUE[mechanism].axes["state"], Normalized)
 
 
 def scale(K):

@@ -1,4 +1,7 @@
 """python -m npattn: what it prints, how it ends, and what it says when it is used wrongly."""
+import configparser
+import dataclasses
+import inspect
 import json
 import os
 import subprocess
@@ -8,8 +11,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import npattn
+from npattn import version
 from npattn.__main__ import COMMANDS, main
 from npattn.catalogue import CATALOGUE
+from npattn.proof import command
 from npattn.proof.gradient_laws import GRADIENT
 from npattn.proof.laws import FORWARD
 
@@ -29,16 +35,18 @@ def test_check_of_two_mechanisms(capsys):
     lines = out.splitlines()
     assert (status, err) == (0, "") and "FAIL" not in out
     assert [line.split()[0] for line in lines[2:4]] == [line.split()[0] for line in lines[7:9]] == ["linear_attention", "simple_gla"]
-    for line in lines[2:4] + lines[7:9]:
-        assert line.split()[2::2] == ["ok"] * 6 and all(float(figure) < 1e-4 for figure in line.split()[1:-2:2])
-    assert lines[3].split()[3] == lines[3].split()[7] == "0"                # fractions and causality: equal
+    for n, line in (7, lines[2]), (7, lines[3]), (6, lines[7]), (6, lines[8]):
+        assert line.split()[2::2] == ["ok"] * n and all(float(figure) < 1e-9 for figure in line.split()[1:-2:2])       # data in float32 stand apart
+    assert lines[3].split()[3] == lines[3].split()[9] == "0"                # fractions and causality: equal
     assert any(line.split()[:2] == ["simple_gla", "fla_simple_gla"] for line in lines)
     assert lines[-1].endswith("laws hold, 2 mechanisms.") and max(map(len, lines[:9])) <= 120
 
 
-def test_check_says_why_a_law_does_not_apply(capsys):
+def test_check_says_why_a_law_does_not_apply(capsys, monkeypatch):
+    monkeypatch.setattr(command, "GRADIENT", ())         # they take their time, and are not in question
+    monkeypatch.setattr(command, "GRADIENTS", {})
     status, out, _ = run(capsys, "check", "gated_delta_rule_predict_first")
-    assert status == 0 and out.splitlines()[2].split()[9] == "-"
+    assert status == 0 and out.splitlines()[2].split()[11] == "-" and "FRAMEWORK DATA" not in out
     assert "- no framework's values ship with npattn: gated_delta_rule_predict_first\n" in out
 
 
@@ -54,16 +62,42 @@ def test_check_in_json(capsys):
     assert report["mechanisms"]["simple_gla"]["exact dual"]["error"] == 0
 
 
+def test_check_names_and_explains_the_laws(capsys):
+    status, out, _ = run(capsys, "check", "linear_attention", "block_topk_attention", "--laws")
+    assert status == 0 and "FRAMEWORK DATA" not in out
+    for name, lines in zip(("linear_attention", "block_topk_attention"), (part.splitlines() for part in out.split("\n\n")[:2]), strict=True):
+        assert lines[0].split() == [name.upper(), "figure", "at", "most"]
+        assert [line[:20].strip() for line in lines[1:]] == [*(law.name for law in FORWARD), "framework data", *(law.name for law in GRADIENT), "framework gradients"]
+        for law, line in zip(FORWARD, lines[1:]):
+            assert law.says in line or "does not apply: " in line
+    assert "does not apply: not rational in its inputs" in out and out.count("0 ok        0  What comes later changes no bit of what came before.") == 2
+
+
+def test_framework_data_in_float32_has_a_line_of_its_own(capsys, monkeypatch):
+    """What fails is shown whatever its precision, and float32 where there is nothing else."""
+    about = {name: dict(values=values) for name, values in dict(wide="float64", narrow="float32, no TF32").items()}
+    monkeypatch.setattr("npattn.data.provenance", lambda: about)
+    wide, narrow = (command.Verdict("x", error, bound, "", True) for error, bound in ((3e-16, 1e-10), (1e-6, 1e-4)))
+    both = {("x", "wide"): wide, ("x", "narrow"): narrow}
+    wrong = dataclasses.replace(narrow, error=1., ok=False)
+    assert command.overall("x", both) == wide
+    assert command.overall("x", {("x", "narrow"): narrow}) == narrow and command.overall("x", both | {("x", "narrow"): wrong}) == wrong
+
+
 # --- list ---------------------------------------------------------------------------------------------------------------
 
 def test_list(capsys):
     status, out, _ = run(capsys, "list")
     assert status == 0
-    entries = dict(entry.split(" ", 1) for entry in out.split("\n\n"))
+    *entries, words = out.split("\n\n")
+    entries = dict(entry.split(" ", 1) for entry in entries)
     assert list(entries) == list(CATALOGUE)
     for part in ("(delta)", "g (..., T)", "beta (..., T)", "state (..., K, V)", "exact, analytic, causal", "reduces to delta_rule", "arXiv 2412.06464",
                  "scale", "npattn/delta/gated_delta_rule.py"):
         assert part in entries["gated_delta_rule"]
+    assert "block_size (required), topk (required), causal=False, scale=None" in entries["block_topk_attention"]
+    assert "causal" not in entries["block_topk_attention"].splitlines()[3] and "causal=True" in entries["softmax_attention"]
+    assert all(f"{word}: " in words for word in ("exact", "analytic", "causal"))
     assert "state.S (..., K, V)  state.z (..., K)" in entries["normalized_linear_attention"] and "eps" in entries["normalized_linear_attention"]
 
 
@@ -75,6 +109,12 @@ def test_list_in_json(capsys):
     assert kda["arguments"] == dict(q="T K", k="T K", v="T V", g="T K", beta="T") and kda["state"] == dict(state="K V") and kda["exact"] is True
     assert kda["reduces_to"] == ["gated_delta_rule"] and kda["forms"] == ["loop", "matrix", "chunk", "loop_vjp", "matrix_vjp", "chunk_vjp"]
     assert all((ROOT / row["file"]).is_file() for row in found.values())
+    topk = found["block_topk_attention"]                                    # only what is true of the function, not of the laws' settings
+    assert topk["required"] == ["block_size", "topk"] and topk["options"] == dict(causal=False, scale=None) and topk["causal"] is False
+    for name, entry in found.items():
+        parameters = inspect.signature(CATALOGUE[name].module.loop).parameters
+        assert all(parameters[n].default == x for n, x in entry["options"].items()) and all(parameters[n].default is inspect.Parameter.empty for n in entry["required"])
+        assert {*entry["arguments"], *entry["required"], *entry["options"], "state"} == set(parameters)
 
 
 def test_the_table_of_the_readme_is_the_catalogue(capsys):
@@ -128,6 +168,19 @@ def test_wrong_use(capsys, argv, words):
 def test_compare_with_an_unknown_mechanism(capsys, dump):
     status, out, err = run(capsys, "compare", str(dump), "--mechanism", "linear")
     assert (status, out) == (2, "") and "linear" in err and err.count("\n") == 1
+
+
+def test_version(capsys, monkeypatch):
+    """The one that setup.cfg states; of a package without its tree, what the installer noted."""
+    config = configparser.ConfigParser()
+    config.read(ROOT / "setup.cfg")
+    wanted = config["metadata"]["version"]
+    assert npattn.__version__ == wanted and run(capsys, "--version") == (0, wanted + "\n", "")
+    monkeypatch.setattr(version, "__file__", str(ROOT / "elsewhere" / "npattn" / "version.py"))
+    monkeypatch.setattr(version.metadata, "version", lambda name: f"{name} as installed")
+    assert npattn.__version__ == "npattn as installed"
+    with pytest.raises(AttributeError, match="no attribute 'mamba'"):
+        npattn.mamba
 
 
 def test_help(capsys):

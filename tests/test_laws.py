@@ -7,9 +7,11 @@ import pytest
 
 import npattn
 from npattn.catalogue import CATALOGUE
+from npattn.proof.exact import fractions
 from npattn.proof.law import settings
 from npattn.proof.laws import FORWARD
-from npattn.proof.measure import distance, relative_error
+from npattn.proof.measure import distance, finite, relative_error, whether
+from npattn.proof.plain import definition_of
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = Path(npattn.__file__).parent
@@ -35,7 +37,8 @@ def test_law(row, law, options):
 def test_catalogue_row(row):
     assert getattr(npattn, row.name) is row.module
     assert Path(row.module.__file__) == PACKAGE / row.family / f"{row.name}.py"
-    assert not row.page or (ROOT / "derivations" / f"{row.page}.md").is_file()
+    assert definition_of(row), f"npattn/proof/plain/{row.family}.py has no plain definition of {row.name}"
+    assert isinstance(row.master, tuple) or row.master or not row.recurrent
     assert set(row.inert) <= set(row.axes) and set(row.makers) <= set(row.axes) and set(row.reductions) <= set(CATALOGUE)
     assert list(row.axes)[:3] == ["q", "k", "v"] and list(row.axes)[-1] == "state"
 
@@ -88,3 +91,13 @@ def test_relative_error(got, wanted, error):
     ((np.ones(1), np.ones(2)), (np.ones(1), np.ones(1))), ((np.ones(1),), (np.ones(1), np.ones(1)))])
 def test_what_differs_in_kind_is_infinitely_far(got, wanted):
     assert distance("x", got, wanted).error == np.inf
+
+
+def test_an_infinite_distance_says_why():
+    a = np.array([1., 2])
+    half = fractions(["1/2", 1])
+    for got, wanted, words in ((a * np.nan, a, "x: NaN"), (a, a * np.nan, "x: NaN is wanted"), (a, a * np.inf, "infinity"), (a[:1], a, "x: float64 (1,), not float64 (2,)"),
+                               (half, half * 2, "x: 2 of 2 fractions differ")):
+        assert words in distance("x", got, wanted).what
+    assert distance("x", a, a).what == "x"
+    assert whether(False, "x", "x does not") == (np.inf, "x does not") and finite("x", a).error == 0 and finite("x", a, a * np.inf).what == "x: not finite"

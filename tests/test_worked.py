@@ -1,15 +1,20 @@
 """Worked tables: what is computed on the way agrees with the mechanisms' own forms; the two published examples; the command and its errors."""
+import dataclasses
+import sys
 from fractions import Fraction
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
+from npattn import simple_gla
 from npattn.__main__ import main
 from npattn.catalogue import CATALOGUE
 from npattn.proof import fractions
-from npattn.proof.worked import KNOWN, chunk_steps, chunk_table, example, loop_steps, loop_table, unit_fractions
+from npattn.proof.worked import DECAY_FIRST, PREDICT_FIRST, chunk_steps, chunk_table, example, loop_steps, loop_table, order, unit_fractions
 
 RECURRENT = [name for name, row in CATALOGUE.items() if row.recurrent]
+KNOWN = [name for name in RECURRENT if order(name)]
 DECAYS = {"T": "1/2, 0, 1, 1/3, 2/3", "T K": "1/2 1/3, 0 1, 1, 1/3 0, 2/3 1/5"}
 
 
@@ -23,7 +28,7 @@ def same(a, b):
 
 
 @pytest.mark.parametrize("C", [1, 2, 5])
-@pytest.mark.parametrize("name", sorted(KNOWN))
+@pytest.mark.parametrize("name", KNOWN)
 def test_the_quantities_of_a_chunk_give_what_the_loop_gives(name, C):
     x = random_example(name)
     loop, chunks = loop_steps(name, **x), chunk_steps(name, C, **x)
@@ -40,13 +45,30 @@ def test_the_quantities_of_a_chunk_give_what_the_loop_gives(name, C):
         assert same(y["S before"], loop["S before"][b.start]) and same(y["S after"], loop["S after"][b.stop - 1])
 
 
-@pytest.mark.parametrize("name", sorted(KNOWN))
+@pytest.mark.parametrize("name", KNOWN)
 def test_a_token_decays_predicts_and_writes(name):
     x = random_example(name)
     y = loop_steps(name, **x)
     for t in range(5):
         before = y["decayed"][t] if "g" in x else y["S before"][t]
         assert same(before + np.outer(x["k"][t], y["d = beta e" if "beta" in x else "v"][t]), y["S after"][t])
+
+
+def test_a_mechanism_whose_token_is_the_usual_one_gets_every_column(monkeypatch):
+    """Found by trying, not by name: one that writes (1 - e^g) k does not."""
+    assert {name: order(name) for name in KNOWN} == {name: DECAY_FIRST for name in KNOWN} | dict(gated_delta_rule_predict_first=PREDICT_FIRST)
+    assert {"linear_attention", "normalized_linear_attention", "simple_gla", "gla", "delta_rule", "gated_delta_rule", "kda"} <= set(KNOWN)
+
+    def averages(q, k, v, *, g, scale=None, state=None):
+        return simple_gla.loop(q, (1 - np.exp(g))[..., None] * k, v, g=g, scale=scale, state=state)
+
+    modules = dict(later=vars(simple_gla), average=vars(simple_gla) | dict(loop=averages))
+    for name, members in modules.items():
+        monkeypatch.setitem(sys.modules, f"npattn.linear.{name}", SimpleNamespace(**members))
+        monkeypatch.setitem(CATALOGUE, name, dataclasses.replace(CATALOGUE["simple_gla"], name=name))
+    assert order("later") == DECAY_FIRST and order("average") is None
+    x = example("average", decay="1/2", tokens=2)
+    assert "decayed" in loop_steps("later", **x) and "decayed" not in loop_steps("average", **x)
 
 
 @pytest.mark.parametrize("name", RECURRENT)

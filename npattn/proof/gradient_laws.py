@@ -9,9 +9,10 @@ from ..core.arrays import sum_to
 from ..core.states import leaves, map_state
 from .exact import log, random_fractions
 from .gradients import PROOFS, errors_of
-from .law import Law, analytic, causal_only, not_analytic, rational, resettable, with_reductions
-from .material import SHAPES, T, exact_arguments, extended, extreme_arguments, gates, random, reset_arguments, tokens
-from .measure import Distance
+from .law import Law, analytic, causal_only, not_analytic, rational, resettable, scaled, with_master, with_reductions
+from .material import (SHAPES, T, exact_arguments, extended, extreme_arguments, gates, over_scores, packed_arguments, random,
+                       reset_arguments, together, tokens)
+from .measure import Distance, finite, whether
 
 
 def every_vjp(row, sizes=(3,)):
@@ -35,7 +36,7 @@ def agree(row, options, x, rng, sizes, label="", exact=False):
         (_, loop_vjp), *others = every_vjp(row, sizes)
         wanted = loop_vjp(do, **x, dfinal_state=dS, **options)
         for name, vjp in others:
-            yield name + label + end, vjp(do, **x, dfinal_state=dS, **options), wanted
+            yield f"loop_vjp against {name}{label}{end}", vjp(do, **x, dfinal_state=dS, **options), wanted
 
 
 # --- the laws --------------------------------------------------------------------------------------------------------
@@ -48,7 +49,7 @@ def vjps_agree(row, options):
 
 
 def vjps_agree_as_fractions(row, options):
-    """The same with nothing rounded."""
+    """loop_vjp = matrix_vjp = chunk_vjp for every size of a block, with nothing rounded."""
     for shape in SHAPES:
         x = exact_arguments(row, random(), 7, **shape)
         yield from agree(row, options, x, random(1), (1, 3, 7, 8), exact=True)
@@ -67,10 +68,11 @@ def gradients_stay_before(row, options):
             d, d_other = vjp(early, **x, **options), vjp(early, **y, **options)
             d_late, d_all = vjp(late, **x, dfinal_state=dfinal, **options), vjp(do, **x, dfinal_state=dfinal, **options)
             cut = lambda d, b: tokens(row, dict(d, state=None), b)
-            yield f"{name} of outputs before {p}", cut(d_other, slice(0, p)), cut(d, slice(0, p))
-            yield f"{name} of outputs before {p}", d_other["state"], d["state"]
-            yield f"{name} of outputs before {p}, later tokens", cut(d, slice(p, T)), {n: 0 * g for n, g in cut(d, slice(p, T)).items()}
-            yield f"{name}, outputs before {p}", cut(d_late, slice(p, T)), cut(d_all, slice(p, T))
+            yield f"{name} of outputs before {p}, later tokens changed", cut(d_other, slice(0, p)), cut(d, slice(0, p))
+            yield f"{name} of outputs before {p}, later tokens changed, state", d_other["state"], d["state"]
+            beyond = cut(d, slice(p, T))
+            yield f"{name} of outputs before {p}, at later tokens, against zeros", beyond, {n: 0 * g for n, g in beyond.items()}
+            yield f"{name} at later tokens, another gradient of outputs before {p}", cut(d_late, slice(p, T)), cut(d_all, slice(p, T))
 
 
 def gradients_have_types(row, options):
@@ -84,9 +86,12 @@ def gradients_have_types(row, options):
             map_state(lambda part: part.setflags(write=False), y)
         for name, vjp in every_vjp(row):
             d = vjp(**given, **options)
-            yield f"{name} of {np.dtype(dtype)}", {n: map_state(lambda g, a: (g.shape, g.dtype) == (a.shape, a.dtype), d[n], x[n]) for n in d}, \
-                {n: map_state(lambda a: True, x[n]) for n in x}
-            yield f"{name}'s arguments", given, before
+            for n, a in x.items():
+                for g, part in zip(leaves(d[n]), leaves(a)):
+                    yield whether((g.shape, g.dtype) == (part.shape, part.dtype), f"{name} of {np.dtype(dtype)}, {n}",
+                                  f"{name}: the gradient of {n}, {part.dtype} {part.shape}, is {g.dtype} {g.shape}")
+            yield whether(set(d) == set(x), f"{name}, names", f"{name} gives gradients of {', '.join(d)}, not of {', '.join(x)}")
+            yield f"{name}'s arguments before and after the call", given, before
 
 
 def gradients_of_broadcast(row, options):
@@ -99,7 +104,7 @@ def gradients_of_broadcast(row, options):
         wanted = row.module.loop_vjp(do, **wide, dfinal_state=dfinal, **options)
         wanted[argument] = map_state(lambda g, a: sum_to(g, a.shape), wanted[argument], small[argument])
         for name, vjp in every_vjp(row):
-            yield f"{name}, {argument} broadcast", vjp(do, **y, dfinal_state=dfinal, **options), wanted
+            yield f"loop_vjp, {argument} copied, against {name}, {argument} broadcast", vjp(do, **y, dfinal_state=dfinal, **options), wanted
 
 
 def gradient_limits(row, options):
@@ -116,7 +121,7 @@ def gradient_limits(row, options):
             do, dfinal = cotangents(row, options, y, random(1))
             for form, vjp in every_vjp(row):
                 at_reset = vjp(do, **y, dfinal_state=dfinal, **options)[name][g == -np.inf]
-                yield f"{form}, {name} at a reset", at_reset, np.zeros_like(at_reset)
+                yield f"{form}, {name} at a reset, against zeros", at_reset, np.zeros_like(at_reset)
     if "beta" in x:
         for b in 0., 2.:
             yield from agree(row, options, dict(x, beta=np.full_like(x["beta"], b)), random(1), (2, 3, 8), f", beta = {b:g}")
@@ -130,7 +135,7 @@ def gradients_stop_at_resets(row, options):
     for name, vjp in every_vjp(row, (3, 8)):
         d = vjp(do, **x, dfinal_state=dfinal, **options)
         before = dict(tokens(row, dict(d, state=None), slice(0, 8)), state=d["state"])
-        yield f"{name}, before a reset", before, {n: map_state(np.zeros_like, g) for n, g in before.items()}
+        yield f"{name}, before a reset, against zeros", before, {n: map_state(np.zeros_like, g) for n, g in before.items()}
 
 
 def gradient_reductions(row, options):
@@ -144,23 +149,38 @@ def gradient_reductions(row, options):
                 y = to_row(x, ln)
                 both = [n for n in x if n in y and map_state(np.shape, y[n]) == map_state(np.shape, x[n])]
                 for name, vjp in every_vjp(row):
-                    d = vjp(do, **y, dfinal_state=dfinal, **options)
-                    yield f"{name} as {special}", {n: d[n] for n in both}, {n: wanted[n] for n in both}
+                    d = vjp(do, **{**options, **y}, dfinal_state=dfinal)
+                    yield f"{special}'s loop_vjp against {name}", {n: d[n] for n in both}, {n: wanted[n] for n in both}
+
+
+def gradients_by_master_form(row, options):
+    """loop_vjp is the gradient of the master form, back along the map of the arguments; as fractions too."""
+    _, matrix_vjp = row.master
+    unscaled = {} if scaled(row, options) else dict(scale=1)
+    for label, x in ("", row.arguments(random(), T, lead=(2,))), (", in fractions", exact_arguments(row, random(), 7)):
+        if row.exact or not label:
+            do, dfinal = cotangents(row, options, x, random(1), exact=bool(label))
+            yield f"loop_vjp against the master form{label}", matrix_vjp(do, **x, dfinal_state=dfinal), \
+                row.module.loop_vjp(do, **x, dfinal_state=dfinal, **options, **unscaled)
 
 
 def vjps_pack(row, options):
     """Gradients of sequences end to end equal those of each alone."""
-    ends = (0, 4, 4, 9) if row.recurrent else (0, 3, 6, 9)
-    x, states = row.arguments(random(), 9, lead=(2,)), row.arguments(random(1), 9, lead=(3, 2))["state"]
-    whole, alone = {name: y for name, y in x.items() if name != "state"}, []
-    parts = [dict(tokens(row, x, slice(*b)), state=map_state(lambda s: s[n], states)) for n, b in enumerate(zip(ends, ends[1:]))]
-    cots = [cotangents(row, options, part, random(n)) for n, part in enumerate(parts)]
-    do, dfinal = np.concatenate([do for do, _ in cots], -2), map_state(lambda *s: np.stack(s), *(s for _, s in cots))
-    alone = [row.module.loop_vjp(dO, **part, dfinal_state=dS, **options) for part, (dO, dS) in zip(parts, cots)]
-    for name in "loop_vjp", "matrix_vjp", "chunk_vjp":
-        d = packed.packed_vjp(getattr(row.module, name), do, **whole, cu_seqlens=ends, state=states, dfinal_state=dfinal, **options)
-        for n, b in enumerate(zip(ends, ends[1:])):
-            yield f"{name}, packed", dict(tokens(row, d, slice(*b)), state=map_state(lambda s: s[n], d["state"])), alone[n]
+    x, ends, states, columns = packed_arguments(row)
+    spans, reach = (list(map(slice, e, e[1:])) for e in (ends, columns))
+    for extra in ({}, *over_scores(row, ends[-1], columns[-1])):
+        parts = [dict(tokens(row, x, b), state=S, **{name: y[..., b, c] for name, y in extra.items()})
+                 for b, S, c in zip(spans, states, reach)]
+        cots = [cotangents(row, options, part, random(n)) for n, part in enumerate(parts)]
+        alone = [row.module.loop_vjp(dO, **part, dfinal_state=dS, **options) for part, (dO, dS) in zip(parts, cots)]
+        do, dfinal = np.concatenate([dO for dO, _ in cots], -2), together(row, [dS for _, dS in cots])
+        for name in "loop_vjp", "matrix_vjp", "chunk_vjp":
+            d = packed.packed_vjp(getattr(row.module, name), do, **x, **extra, cu_seqlens=ends, state=together(row, states),
+                                  dfinal_state=dfinal, **options)
+            for n, (b, c) in enumerate(zip(spans, reach)):
+                got = dict(tokens(row, {y: d[y] for y in x}, b), **{y: d[y][..., b, c] for y in extra if y in d},
+                           state=map_state(lambda s: s[n], d["state"]) if row.recurrent else d["state"][n])
+                yield f"loop_vjp of sequence {n} against {name} of all{', with ' * bool(extra)}{' and '.join(extra)}", got, alone[n]
 
 
 def gradient_extremes(row, options):
@@ -176,22 +196,27 @@ def gradient_extremes(row, options):
                     d = vjp(do, **x, dfinal_state=dfinal, **options)
                     # a saturated softmax passes nothing on to its scores: what arrives at q and k is rounding
                     names = d if row.recurrent else ["v"]
-                    yield f"{name}, {label}", {n: d[n] for n in names}, {n: wanted[n] for n in names}
-                    yield f"{name}, {label}: finite", all(bool(np.isfinite(g).all()) for y in d.values() for g in leaves(y)), True
+                    yield f"loop_vjp in float64 against {name} in float32, {label}", {n: d[n] for n in names}, {n: wanted[n] for n in names}
+                    yield finite(f"{name}, {label}", *(g for y in d.values() for g in leaves(y)))
 
 
-def proved_by(proof):
-    """Every gradient derived by hand is what `proof`, which knows `loop` alone, finds."""
+def proved_by(proof, how):
     def cases(row, options):
         for state in True, False:
             for label, form, error in errors_of(row, options, proof, state):
-                yield Distance(error, f"{form}, {label}" + ("" if state else ", no state"))
+                yield Distance(error, f"{form} against the derivative of loop, {label}" + ("" if state else ", no state"))
+
+    cases.__doc__ = f"Every gradient derived by hand is the derivative of loop {how}, which knows loop alone."
     return cases
 
 
 GRADIENT = (
-    Law("vjp", vjps_agree, 1e-11), Law("vjp fractions", vjps_agree_as_fractions, 0, rational), Law("vjp causal", gradients_stay_before, 0, causal_only),
-    Law("vjp types", gradients_have_types, 0), Law("vjp broadcast", gradients_of_broadcast, 1e-11), Law("vjp limits", gradient_limits, 1e-11), Law("vjp resets", gradients_stop_at_resets, 0, resettable),
-    Law("vjp reductions", gradient_reductions, 1e-11, with_reductions), Law("vjp packed", vjps_pack, 1e-11), Law("vjp extremes", gradient_extremes, 1e-5),
-) + tuple(Law(proof, proved_by(proof), PROOFS[proof][1], why_not) for proof, why_not in (
-    ("tape", lambda row, options: ""), ("exact dual", rational), ("complex step", analytic), ("central differences", not_analytic)))
+    Law("vjp", vjps_agree, 1e-11), Law("vjp fractions", vjps_agree_as_fractions, 0, rational),
+    Law("vjp causal", gradients_stay_before, 0, causal_only), Law("vjp types", gradients_have_types, 0),
+    Law("vjp broadcast", gradients_of_broadcast, 1e-11), Law("vjp limits", gradient_limits, 1e-11),
+    Law("vjp resets", gradients_stop_at_resets, 0, resettable), Law("vjp reductions", gradient_reductions, 1e-11, with_reductions),
+    Law("vjp master form", gradients_by_master_form, 1e-11, with_master), Law("vjp packed", vjps_pack, 1e-11),
+    Law("vjp extremes", gradient_extremes, 1e-5),
+) + tuple(Law(proof, proved_by(proof, how), PROOFS[proof][1], why_not) for proof, how, why_not in (
+    ("tape", "by reverse mode", lambda row, options: ""), ("exact dual", "by dual numbers, in fractions", rational),
+    ("complex step", "by a step along the imaginary axis", analytic), ("central differences", "from values on both sides", not_analytic)))

@@ -1,9 +1,11 @@
 """A law, what comes of applying it to a mechanism, and why it may not apply."""
+import inspect
 from dataclasses import dataclass
 from typing import Callable
 
 from .material import gates
 from .measure import Distance, distance, worst
+from .plain import definition_of
 
 
 @dataclass(frozen=True)
@@ -13,6 +15,11 @@ class Law:
     cases: Callable
     tolerance: float
     why_not: Callable = lambda row, options: ""
+
+    @property
+    def says(self):
+        """What must hold, as text: how `cases` describes itself."""
+        return " ".join(inspect.getdoc(self.cases).split("\n\n")[0].split())
 
     def worst(self, row, options):
         """The largest distance over the cases of one setting."""
@@ -79,7 +86,19 @@ def not_analytic(row, options):
 
 
 def with_reductions(row, options):
-    return "" if row.reductions and not set(options) - set(row.options) else "reduces to no simpler mechanism"
+    return "" if row.reductions and options == row.options else "reduces to no simpler mechanism"
+
+
+def scaled(row, options):
+    return "" if "scale" in inspect.signature(row.module.loop).parameters else "has no scale: it would cancel"
+
+
+def defined(row, options):
+    return "" if definition_of(row) else f"npattn/proof/plain/{row.family}.py does not define it"
+
+
+def with_master(row, options):
+    return recurrent(row, options) or (row.master if isinstance(row.master, str) else "")
 
 
 def recurrent(row, options):

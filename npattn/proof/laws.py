@@ -1,39 +1,40 @@
 """What every mechanism must obey, forward.
 
-A law is a generator over a row of the catalogue and one setting of its options.  It yields (what, got, wanted); `distance` measures how far the
-two are apart, and the law holds if that is never more than its tolerance.  Results that are no floats, and fractions, must be equal.  The tests and
-`python -m npattn check` run the same laws.
+A law is a generator over a row of the catalogue and one setting of its options.  It yields (what, got, wanted); `distance` measures how
+far the two are apart, and the law holds if that is never more than its tolerance.  Results that are no floats, and fractions, must be
+equal.  `what` names both sides, and blames neither.  The tests and `python -m npattn check` run the same laws.
 """
-import inspect
 import warnings
 
 import numpy as np
 
-from ..catalogue import CATALOGUE
 from ..core import packed
 from ..core.states import leaves, map_state
-from .exact import log
-from .law import Law, causal_only, rational, recurrent, resettable, with_reductions
-from .material import SHAPES, T, cast, every_form, exact_arguments, extended, extreme_arguments, forms, gates, random, reset_arguments, tokens
+from .definition_laws import DEFINITION
+from .law import Law, causal_only, rational, recurrent, resettable, scaled
+from .material import (SHAPES, T, cast, every_form, exact_arguments, extended, extreme_arguments, forms, gates, over_scores,
+                       packed_arguments, random, reset_arguments, together, tokens)
+from .measure import finite, whether
+
 
 def agree(row, options, x, sizes, label=""):
     """matrix = loop, and chunk = loop for blocks of each size."""
     wanted = row.module.loop(**x, **options)
     for name, form in forms(row, sizes):
-        yield name + label, form(**x, **options), wanted
+        yield f"loop against {name}{label}", form(**x, **options), wanted
 
 
 # --- the laws --------------------------------------------------------------------------------------------------------
 
 def forms_agree(row, options):
-    """loop = matrix = chunk for every size of a block, with and without state and batch axes; on complex numbers too, which are transposed and never conjugated."""
+    """loop = matrix = chunk for every size of a block, with and without state and batch axes; complex numbers are never conjugated."""
     rng = random()
     for shape in SHAPES:
         x = row.arguments(rng, T, **shape)
         yield from agree(row, options, x, range(1, T + 2))
         if row.analytic:
             x = {name: y if y is None else map_state(lambda part: part + 0.1j * rng.standard_normal(part.shape), y) for name, y in x.items()}
-            yield from agree(row, options, x, (3,), " of complex numbers")
+            yield from agree(row, options, x, (3,), ", complex numbers")
 
 
 def forms_agree_in_float32(row, options):
@@ -42,7 +43,7 @@ def forms_agree_in_float32(row, options):
         x = row.arguments(random(), T, **shape, dtype=np.float32)
         wanted = cast(row.module.loop(**{n: y if y is None else map_state(np.float64, y) for n, y in x.items()}, **options), np.float32)
         for name, form in every_form(row, (3, 8, T)):
-            yield name, form(**x, **options), wanted
+            yield f"loop in float64 against {name} in float32", form(**x, **options), wanted
 
 
 def forms_equal_as_fractions(row, options):
@@ -61,7 +62,7 @@ def resumes(row, options):
             for start, stop in zip((0, *cuts), (*cuts, T)):
                 part, state = form(**tokens(row, x, slice(start, stop)), state=state, **options)
                 o.append(part)
-            yield f"{name} in {len(o)} calls", (np.concatenate(o, -2), state), wanted
+            yield f"loop in one call against {name} in {len(o)}", (np.concatenate(o, -2), state), wanted
 
 
 def causal(row, options):
@@ -82,9 +83,10 @@ def every_argument_matters(row, options):
         for argument in x:
             if argument not in row.inert:
                 o2, state2 = form(**dict(x, **{argument: other[argument]}), **options)
-                yield f"{name} depends on {argument}", bool((o2 != o).any() or any((a != b).any() for a, b in zip(leaves(state2), leaves(state)))), True
-        if "scale" in inspect.signature(form if name != "chunk of 3" else row.module.chunk).parameters:
-            yield f"{name} depends on scale", bool((form(**x, scale=0.3, **options)[0] != o).any()), True
+                same = not (o2 != o).any() and not any((a != b).any() for a, b in zip(leaves(state2), leaves(state)))
+                yield whether(not same, f"{name}, another {argument}", f"{name} does not depend on {argument}")
+        if not scaled(row, options):
+            yield whether((form(**x, scale=0.3, **options)[0] != o).any(), f"{name}, another scale", f"{name} does not depend on scale")
 
 
 def arguments_stay(row, options):
@@ -95,7 +97,7 @@ def arguments_stay(row, options):
         map_state(lambda part: part.setflags(write=False), y)
     for name, form in every_form(row):
         form(**x, **options)
-        yield f"{name}'s arguments", x, before
+        yield f"{name}'s arguments before and after the call", x, before
 
 
 def types_stay(row, options):
@@ -105,7 +107,7 @@ def types_stay(row, options):
     for dtype in (np.float32, np.float64) + (np.complex64, np.complex128) * row.analytic:
         for name, form in every_form(row):
             result = form(**to(dtype, *x), **options)
-            yield f"{name} of {np.dtype(dtype)}", result, cast(result, dtype)
+            yield f"{name} of {np.dtype(dtype)} arguments", result, cast(result, dtype)
     for argument in x:
         for name, form in every_form(row):
             result = form(**to(np.float32, *(n for n in x if n != argument)), **options)
@@ -122,10 +124,11 @@ def layouts(row, options):
 
     wanted, wide = row.module.loop(**x, **options), lambda part: np.broadcast_to(part, (2, 3) + part.shape).copy()
     for name, form in every_form(row):
-        yield f"{name} of strided arrays", form(**{n: map_state(strided, y) for n, y in x.items()}, **options), wanted
+        y = {n: map_state(strided, y) for n, y in x.items()}
+        yield f"loop of contiguous arrays against {name} of strided ones", form(**y, **options), wanted
         for argument in x:
             y = dict(x, **{argument: small[argument]})
-            yield (f"{name}, {argument} without leading axes", form(**y, **options),
+            yield (f"loop, {argument} copied, against {name}, {argument} without leading axes", form(**y, **options),
                    row.module.loop(**dict(x, **{argument: map_state(wide, small[argument])}), **options))
 
 
@@ -135,7 +138,7 @@ def limits(row, options):
         x = row.arguments(random(), n, lead=(2,))
         yield from agree(row, options, x, (1, 4), f", {n} tokens")
         if n == 0:
-            yield "no token", row.module.loop(**x, **options), (x["v"], x["state"])
+            yield "loop of no token against nothing, and the state unchanged", row.module.loop(**x, **options), (x["v"], x["state"])
     x = row.arguments(random(), 7, lead=(2,))
     reset = np.arange(7) == 3
     for name in gates(row):
@@ -147,7 +150,7 @@ def limits(row, options):
             yield from agree(row, options, dict(x, beta=np.full_like(x["beta"], b)), (2, 3, 8), f", beta = {b:g}")
         off = dict(x, beta=np.zeros_like(x["beta"]))
         for name, form in every_form(row):
-            yield f"{name}, beta = 0 writes nothing", form(**dict(off, v=x["v"] + 1), **options), form(**off, **options)
+            yield f"{name} with beta = 0, against other values", form(**dict(off, v=x["v"] + 1), **options), form(**off, **options)
 
 
 def resets(row, options):
@@ -156,30 +159,22 @@ def resets(row, options):
     y = extended(row, dict(tokens(row, other, slice(0, 8)), state=other["state"]), tokens(row, x, slice(8, T)))
     for name, form in every_form(row, (3, 8)):
         (o, state), (o2, state2) = form(**x, **options), form(**y, **options)
-        yield f"{name}, before a reset", (o2[..., 8:, :], state2), (o[..., 8:, :], state)
-
-
-def reductions(row, options):
-    """With the arguments that the catalogue names, a mechanism is the simpler one; as fractions too."""
-    for special, to_row in row.reductions.items():
-        simple = CATALOGUE[special]
-        for x, ln in (simple.arguments(random(), T, lead=(2,)), np.log), (exact_arguments(simple, random(), 7), log):
-            if ln is np.log or row.exact and simple.exact:
-                wanted = simple.module.loop(**x, **simple.options)
-                for name, form in every_form(row):
-                    yield f"{name} as {special}", form(**to_row(x, ln), **options), wanted
+        yield f"{name}, tokens before a reset changed", (o2[..., 8:, :], state2), (o[..., 8:, :], state)
 
 
 def packs(row, options):
     """Sequences end to end in one call equal one call for each; an empty one keeps its state."""
-    ends = (0, 4, 4, 9) if row.recurrent else (0, 3, 6, 9)                   # caches of one length can be stacked
-    x, states = row.arguments(random(), 9, lead=(2,)), row.arguments(random(1), 9, lead=(3, 2))["state"]
-    whole = {name: y for name, y in x.items() if name != "state"}
-    alone = [row.module.loop(**tokens(row, x, slice(*b)), state=map_state(lambda s: s[n], states), **options)
-             for n, b in enumerate(zip(ends, ends[1:]))]
-    wanted = np.concatenate([o for o, _ in alone], -2), map_state(lambda *s: np.stack(s), *(s for _, s in alone))
-    for name in "loop", "matrix", "chunk":
-        yield f"{name}, packed", packed.packed(getattr(row.module, name), **whole, cu_seqlens=ends, state=states, **options), wanted
+    x, ends, states, columns = packed_arguments(row)
+    spans, reach = (list(map(slice, e, e[1:])) for e in (ends, columns))
+    for extra in ({}, *over_scores(row, ends[-1], columns[-1])):
+        parts = [dict(state=S, **{name: y[..., b, c] for name, y in extra.items()}) for S, b, c in zip(states, spans, reach)]
+        alone = [row.module.loop(**tokens(row, x, b), **part, **options) for b, part in zip(spans, parts)]
+        for name in "loop", "matrix", "chunk":
+            o, finals = packed.packed(getattr(row.module, name), **x, **extra, cu_seqlens=ends, state=together(row, states), **options)
+            label = f"loop of each sequence against {name} of all{', with ' * bool(extra)}{' and '.join(extra)}"
+            yield label, o, np.concatenate([o for o, _ in alone], -2)
+            for n, (_, final) in enumerate(alone):
+                yield f"{label}, state {n}", finals[n] if not row.recurrent else map_state(lambda s: s[n], finals), final
 
 
 def padding(row, options):
@@ -189,11 +184,11 @@ def padding(row, options):
     o, state = row.module.loop(**x, **options)
     for name, form in every_form(row):
         padded, final = form(**extended(row, x, zero), **options)
-        yield f"{name}, padded", (padded[..., :7, :], final), (o, state)
+        yield f"loop against {name} with tokens of zeros behind", (padded[..., :7, :], final), (o, state)
 
 
 def extremes(row, options):
-    """Gates down to -1e4 and -inf, one key for 64 tokens with beta = 2, scores in the thousands: in float32 finite, no warning, and as in float64."""
+    """Gates down to -1e4 and -inf, one key for 64 tokens with beta = 2, scores in the thousands: in float32 finite and as in float64."""
     for label, x, sizes in extreme_arguments(row):
         wanted = cast(row.module.loop(**{n: map_state(np.float64, y) for n, y in x.items()}, **options), np.float32)
         with warnings.catch_warnings():
@@ -202,14 +197,15 @@ def extremes(row, options):
                 if name == "matrix" and 64 not in sizes:
                     continue
                 result = form(**x, **options)
-                yield f"{name}, {label}", result, wanted
-                yield f"{name}, {label}: finite", all(bool(np.isfinite(part).all()) for part in (result[0], *leaves(result[1]))), True
+                yield f"loop in float64 against {name} in float32, {label}", result, wanted
+                yield finite(f"{name}, {label}", result[0], *leaves(result[1]))
 
 
 FORWARD = (
-    Law("forms", forms_agree, 1e-12), Law("float32", forms_agree_in_float32, 1e-5), Law("fractions", forms_equal_as_fractions, 0, rational),
+    Law("forms", forms_agree, 1e-12), *DEFINITION,
+    Law("float32", forms_agree_in_float32, 1e-5), Law("fractions", forms_equal_as_fractions, 0, rational),
     Law("resume", resumes, 1e-12, causal_only), Law("causal", causal, 0, causal_only), Law("arguments matter", every_argument_matters, 0),
-    Law("arguments stay", arguments_stay, 0), Law("types", types_stay, 0), Law("layouts", layouts, 1e-12), Law("limits", limits, 1e-12), Law("resets", resets, 0, resettable),
-    Law("reductions", reductions, 1e-12, with_reductions), Law("packed", packs, 1e-12), Law("padding", padding, 1e-12, recurrent),
+    Law("arguments stay", arguments_stay, 0), Law("types", types_stay, 0), Law("layouts", layouts, 1e-12), Law("limits", limits, 1e-12),
+    Law("resets", resets, 0, resettable), Law("packed", packs, 1e-12), Law("padding", padding, 1e-12, recurrent),
     Law("extremes", extremes, 1e-5),
 )

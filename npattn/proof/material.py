@@ -1,8 +1,13 @@
 """What laws are made of: the forms of a mechanism, and arguments for them."""
+import inspect
+from itertools import accumulate
+
 import numpy as np
 
 from ..catalogue import positive
 from ..core.blocks import cut, token_axis
+from ..core.cached import OVER_SCORES
+from ..core.packed import cached
 from ..core.states import map_state
 from .exact import log, random_factors, random_fractions
 
@@ -40,6 +45,34 @@ def exact_arguments(row, rng, T, lead=(), K=4, V=3, n=2, state=True):
 
     x = row.arguments(rng, T, lead, K, V, n, state=state)
     return {name: y if y is None else map_state(lambda part: exact(name, part), y) for name, y in x.items()}
+
+
+def no_state(row, x):
+    """What the state None of arguments x stands for."""
+    lead, sizes = x["v"].shape[:-2], dict(K=x["k"].shape[-1], V=x["v"].shape[-1], n=0)
+    return map_state(lambda kind: np.zeros(lead + tuple(sizes[letter] for letter in kind.split()), x["v"].dtype), row.axes["state"])
+
+
+def over_scores(row, queries, keys):
+    """[a random mask and bias over so many queries and keys], or nothing if the mechanism takes none.  Some rows are hidden altogether."""
+    names = [name for name in OVER_SCORES if name in inspect.signature(row.module.loop).parameters]
+    rng = random(2)
+    mask, bias = (rng.random((queries, keys)) < .7) & (rng.random((queries, 1)) < .9), rng.standard_normal((queries, keys))
+    return [{name: dict(mask=mask, bias=bias)[name] for name in names}] if names else []
+
+
+def packed_arguments(row):
+    """(arguments without a state, ends of the sequences, their states, ends of their columns among the keys): one has no tokens."""
+    ends, held = (0, 4, 4, 9), (2, 3, 0)
+    x = row.arguments(random(), ends[-1], lead=(2,))
+    states = [row.arguments(random(n), 1, lead=(2,), n=size)["state"] for n, size in enumerate(held)]
+    columns = accumulate((e - s + cached(S) for s, e, S in zip(ends, ends[1:], states)), initial=0)
+    return {name: y for name, y in x.items() if name != "state"}, ends, states, list(columns)
+
+
+def together(row, states):
+    """The states of several sequences as core.packed takes them."""
+    return map_state(lambda *parts: np.stack(parts), *states) if row.recurrent else states
 
 
 def tokens(row, x, b):

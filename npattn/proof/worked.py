@@ -4,9 +4,11 @@
     loop_table(mechanism, **arguments)            one row a token: S before, decayed, prediction, error, S after, o
     chunk_table(mechanism, C, **arguments)        C tokens at a time: decay matrix, L, its inverse, corrected values; history, inside, carry
 
-o is q S, without the scale: K ** -0.5 is no fraction for K = 2.  States and outputs are those of the mechanism's own `loop` and `matrix`; what lies
-between, which they keep to themselves, is computed here from the definitions, for any gate, as products of factors.
+o is q S, without the scale: K ** -0.5 is no fraction for K = 2.  States and outputs are those of the mechanism's own `loop` and `matrix`;
+what lies between, which they keep to themselves, is computed here from the definitions, for any gate, as products of factors.  Whether
+those definitions are a mechanism's own is tried (`order`); one that they do not fit shows its states and outputs alone.
 """
+import functools
 from fractions import Fraction
 
 import numpy as np
@@ -17,9 +19,7 @@ from ..core.states import Normalized, leaves
 from ..core.triangular import inverse
 from .exact import elementwise, fractions, log, random_fractions, table
 
-BEFORE_DECAY = {"gated_delta_rule_predict_first"}                   # the others predict from the decayed state
-KNOWN = {"linear_attention", "normalized_linear_attention", "simple_gla", "gla",
-         "delta_rule", "gated_delta_rule", "kda"} | BEFORE_DECAY    # whose quantities inside a chunk are shown
+DECAY_FIRST, PREDICT_FIRST = "decay first", "predict first"
 
 
 # --- small examples ---------------------------------------------------------------------------------------------
@@ -129,15 +129,47 @@ def loop_steps(mechanism, *, state=None, **x):
     for t in range(len(k)):
         o, after = run(row, "loop", cut(x, row.axes, slice(t, t + 1)), before)
         step = {"t": t + 1, **{name: y[t] for name, y in given.items() if y is not None}, **named(before, "before")}
-        if mechanism in KNOWN and "g" in x:
-            step["decayed"] = f[t, :, None] * before
-        if mechanism in KNOWN and "beta" in x:
-            step["prediction"] = k[t] @ (before if mechanism in BEFORE_DECAY or "g" not in x else step["decayed"])
-            step["error e"] = v[t] - step["prediction"]
-            step["d = beta e"] = x["beta"][t] * step["error e"]
+        if order(mechanism):
+            between, _ = token(order(mechanism), f[t], before, k[t], v[t], x["beta"][t] if "beta" in x else None)
+            step |= {heading: y for heading, y in between.items() if heading != "decayed" or "g" in x}
         steps.append({**step, **named(after, "after"), "o": o[0]})
         before = after
     return {heading: [step[heading] for step in steps] for heading in steps[0]}
+
+
+def token(order, f, S, k, v, beta):
+    """(what lies between, by heading, and the matrix after) of one token: factors f (K or 1), state S, no beta: no prediction."""
+    S = leaves(S)[0]
+    decayed = f[:, None] * S
+    if beta is None:
+        return {"decayed": decayed}, decayed + np.outer(k, v)
+    prediction = k @ (S if order == PREDICT_FIRST else decayed)
+    d = beta * (v - prediction)
+    return {"decayed": decayed, "prediction": prediction, "error e": v - prediction, "d = beta e": d}, decayed + np.outer(k, d)
+
+
+@functools.cache
+def order(mechanism):
+    """The order in which the columns above are what the mechanism does: both are tried on three tokens; None if neither is."""
+    row = recurrent(mechanism)
+    if not row.exact or not set(row.axes) <= {"q", "k", "v", "g", "beta", "state"} or leaves(row.axes["state"])[0] != "K V":
+        return None
+    decays = {None: None, "T": "1/2, 1/3, 2/3", "T K": "1/2 1/3, 1/3 3/4, 2/3 1/5"}
+    x = example(mechanism, 3, "random", decays[row.axes.get("g")], "1/2, 2, 3/4" if "beta" in row.axes else None)
+    f, states = factors(x["k"], x.get("g")), [run(row, "loop", cut(x, row.axes, slice(0, t)), None)[1] for t in range(4)]
+    o = run(row, "loop", x, None)[0]
+
+    def fits(order):
+        for t in range(3):
+            S = token(order, f[t], states[t], x["k"][t], x["v"][t], x["beta"][t] if "beta" in x else None)[1]
+            read = x["q"][t] @ S
+            if isinstance(states[t], Normalized):
+                read = read / (x["q"][t] @ (states[t].z + x["k"][t]))
+            if not ((S == leaves(states[t + 1])[0]).all() and (read == o[t]).all()):
+                return False
+        return True
+
+    return next(filter(fits, (DECAY_FIRST, PREDICT_FIRST)), None)
 
 
 def run(row, form, x, state):
@@ -193,7 +225,7 @@ def chunk_steps(mechanism, chunk_size, *, state=None, **x):
     for b in blocks(len(x["k"]), chunk_size):
         part = cut(x, row.axes, b)
         o, after = run(row, "matrix", part, state)
-        writes, outputs, carry = inside(mechanism, leaves(state), **part) if mechanism in KNOWN else ({}, {}, {})
+        writes, outputs, carry = inside(mechanism, leaves(state), **part) if order(mechanism) else ({}, {}, {})
         first, second = {**named(state, "before"), **writes}, {**outputs, "o": o, **carry, **named(after, "after")}
         steps.append((b, [first, second] if "L" in writes else [{**first, **second}]))
         state = after
@@ -207,7 +239,7 @@ def inside(mechanism, state, *, q, k, v, g=None, beta=None):
     z, writes, d = D[-1], {} if g is None else {**channels(D), "a": a}, v
     if beta is not None:
         Dk, ak = D, a
-        if mechanism in BEFORE_DECAY:                                        # on the way to a prediction, one gate less
+        if order(mechanism) == PREDICT_FIRST:                                # on the way to a prediction, one gate less
             Dk, ak = np.concatenate([0 * D[:1], D[:-1]]), np.concatenate([0 * a[:1] + 1, a[:-1]])
         b = beta[:, None]
         L = np.tril(b * (k[:, None] * k[None] * Dk).sum(-1), -1)             # T T
