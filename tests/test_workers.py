@@ -62,6 +62,7 @@ def test_what_lies_over_the_scores_is_cut_too(shape):
     x = dict(arguments(row, (2, 3)), bias=rng.standard_normal(shape, np.float32), mask=rng.random(shape) < .7)
     for name, form, given in calls(row, {}, x):
         assert same(spread(form, 2)(**given), form(**given)), name
+    assert parts_of(row.module.matrix, **x, workers=2) == [(1, 3), (1, 3)]
 
 
 def parts_of(form, *args, **kwargs):

@@ -13,7 +13,7 @@ from contextvars import copy_context
 
 import numpy
 
-from .arguments import count, final_axes
+from .arguments import count
 from .arrays import array_module
 from .packed import axes_of
 from .states import leaves, map_state
@@ -28,7 +28,7 @@ def spread(form, workers):
     """
     workers, signature = count("workers", workers), inspect.signature(form)
     kinds = dict(axes_of(form), mask="T N", bias="T N")
-    kinds |= dict(do=kinds.get("o", "T V"), o=kinds.get("o", "T V"), dfinal_state=final_axes(kinds["state"]))
+    kinds |= dict(do=kinds.get("o", "T V"), o=kinds.get("o", "T V"), dfinal_state=kinds["state"])
     vjp = "do" in signature.parameters
 
     @functools.wraps(form)
