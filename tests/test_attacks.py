@@ -15,6 +15,7 @@ from npattn.core.feature_maps import taylor, taylor_vjp
 from npattn.core.functions import gated_rms_norm, l2norm, l2norm_vjp, rms_norm, rms_norm_vjp
 from npattn.core.heads import group, repeat, repeat_vjp, ungroup
 from npattn.core.states import leaves, map_state
+from npattn.core.workers import spread
 from npattn.proof import Dual, central_differences, check_gradients, complex_step, directional_derivative, grad, vjp
 from npattn.proof.exact import fractions
 from npattn.proof.measure import distance, relative_error
@@ -398,3 +399,27 @@ def test_a_line_of_the_command_line(capsys):
     for command in ["compare", "no\nfile"], ["list", "x\ny"], ["check", "a\nb"], ["table", "a\nb"]:
         assert main(command) == 2
         assert capsys.readouterr().err.count("\n") == 1
+
+
+# --- threads -----------------------------------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("row", [CATALOGUE["normalized_linear_attention"], CATALOGUE["softmax_attention"]], ids=lambda row: row.name)
+def test_part_of_a_state_is_shared(row):
+    """One of the two arrays of a state has an axis that the other has not: its gradient is one, summed, however the work is spread."""
+    x = made(row, lead=(2,))
+    for n in 0, 1:
+        y = dict(x, state=type(x["state"])(*(part[:1] if i == n else part for i, part in enumerate(x["state"]))))
+        for form in FORMS:
+            vjp = getattr(row.module, form + "_vjp")
+            alone, spread_out = (f(np.ones((2, 5, 3)), **y)["state"] for f in (vjp, spread(vjp, 2)))
+            for got, wanted in zip(spread_out, alone, strict=True):
+                assert got.shape == wanted.shape and np.allclose(got, wanted)
+
+
+@pytest.mark.parametrize("name, over", [("mask", np.ones((2, 5, 5), bool)), ("bias", np.zeros((2, 5, 5)))])
+def test_only_queries_have_heads(name, over):
+    """Keys that all heads share make a cache that all heads share, whatever lies over the scores of each."""
+    x = dict(made(CATALOGUE["softmax_attention"], state=False), q=np.ones((2, 5, 4)))
+    for form in "loop", "matrix", "chunk":
+        o, cache = spread(getattr(softmax_attention, form), 2)(**x, **{name: over})
+        assert o.shape == (2, 5, 3) and cache.k.shape == (5, 4) and cache.v.shape == (5, 3)

@@ -37,11 +37,12 @@ def spread(form, workers):
         arrays = {name: y for name, y in x.items() if name in kinds and y is not None}
         try:
             whole = lead_of(arrays, kinds)
-            summed = [lead_of({n: y}, kinds) for n, y in arrays.items() if vjp and n not in ("do", "dfinal_state", "mask")]
+            summed = [part.shape[:part.ndim - len(kind.split())] for n, y in arrays.items() if vjp and n not in ("do", "dfinal_state", "mask")
+                      for part, kind in zip(leaves(y), leaves(kinds[n]))]
             axis = best_axis(whole, summed, workers) if array_module(x["q"]) is numpy else None
             if axis is None:
                 return form(**x)
-            kept = lead_of({n: y for n, y in arrays.items() if n != "q"}, kinds)             # a state knows nothing of queries
+            kept = lead_of({n: y for n, y in arrays.items() if n not in ("q", "mask", "bias")}, kinds)       # a state knows nothing of queries
             n, context = whole[axis], [copy_context() for _ in range(workers)]
             parts = [slice(i * n // workers, (i + 1) * n // workers) for i in range(workers)]
             with ThreadPoolExecutor(workers) as pool:
