@@ -38,12 +38,25 @@ def test_a_page_is_short_and_computes_what_it_says(page):
     assert re.match(r"# \d+b?\. .+\n\n\*\*Statement\.\*\*", text) and "Guarded by `tests/" in text
 
 
-@pytest.mark.parametrize("page", **named(PAGES))
+@pytest.mark.parametrize("page", **named([*PAGES, FOLDER / "README.md"]))
 def test_links_and_tests_that_a_page_names_exist(page):
     text = page.read_text(encoding="utf-8")
     names = [link for link in re.findall(r"\]\(([^)#]+)[^)]*\)", text) if "://" not in link]
     assert [name for name in names if not (FOLDER / name).exists()] == []
     assert [name for name in re.findall(r"tests/\w+\.py", text) if not (FOLDER.parent / name).exists()] == []
+
+
+@pytest.mark.parametrize("page", **named(COURSE))
+def test_what_guards_a_page_is_about_it(page):
+    """Each test that it names runs over the whole catalogue or all framework data, or imports something from npattn that the page speaks of."""
+    text = page.read_text(encoding="utf-8")
+    words = set(re.findall(r"\w+", text[:text.rindex("Guarded by")]))
+    for guard in re.findall(r"tests/\w+\.py", text[text.rindex("Guarded by"):]):
+        test = (FOLDER.parent / guard).read_text(encoding="utf-8")
+        imported = {name for names in re.findall(r"from npattn[\w.]* import (.+)", test) for name in re.findall(r"\w+", names)}
+        assert imported & words or re.search("(in|,) (CATALOGUE|PROVENANCE)|ROW = CATALOGUE", test), f"{guard}: {', '.join(sorted(imported))}"
+        if "mutations" in guard:                         # one file breaks forms, the other gradients
+            assert ("gradient" in guard) == ("_vjp" in text)
 
 
 def test_the_index_lists_every_page_and_no_other():

@@ -1,5 +1,6 @@
 """The catalogue × the laws of forward forms, and what the catalogue promises about the files."""
 import inspect
+import re
 from pathlib import Path
 
 import numpy as np
@@ -68,6 +69,19 @@ def test_signatures(row):
         assert all(defaults.get(name, None) is None for name in ("scale", "state", "dfinal_state")), form
         assert type(defaults.get("chunk_size", 64)) is int, form
         assert inspect.getdoc(getattr(row.module, form)), f"{form} has no docstring"
+
+
+@pytest.mark.parametrize("axes, words", [
+    (dict(w="T"), "gated_delta_rule: no random values are known for the argument 'w'; its row needs makers=dict(w=...)"),
+    (dict(beta="T R"), "gated_delta_rule: the axis 'R' of beta is none of T, N, K, V, n")])
+def test_an_argument_that_the_catalogue_cannot_make_is_named(axes, words, monkeypatch):
+    row = CATALOGUE["gated_delta_rule"]
+    monkeypatch.setattr(row.module, "AXES", row.axes | axes)
+    with pytest.raises(ValueError, match=re.escape(words)):
+        row.arguments(np.random.default_rng(0), 3)
+    monkeypatch.setattr(row.module, "AXES", dict(row.axes, g_v="T"))
+    monkeypatch.setattr(row.module, "AXES", {name: kind for name, kind in row.axes.items() if name != "w"} | dict(beta="T"))
+    assert (row.arguments(np.random.default_rng(0), 3)["g_v"] <= 0).all()    # a further gate, by its name
 
 
 def test_every_module_of_a_mechanism_has_a_row():
