@@ -142,6 +142,15 @@ def test_every_mutilation_is_refused_in_one_line():
             assert "\n" not in str(error) and len(str(error)) < 1100
 
 
+@pytest.mark.parametrize("options", [dict(mechanism="softmax_attention"), {"mechanism": "block_topk_attention", "opt.block_size": 2, "opt.topk": 1}],
+                         ids=["softmax", "blocks"])
+def test_the_gradient_of_a_cache_that_is_not_there(options):
+    one = np.ones((1, 5, 1, 4))
+    options |= dict(q=one, k=one, v=one, o=one, do=one)
+    assert check_dump(options).right
+    refused({**options, "dstate.k": one[:, :2], "dstate.v": one[:, :2]}, "dstate.k, dstate.v", "no state.k")
+
+
 def test_one_line_whatever_is_quoted():
     one = dict(q=np.ones((1, 2, 1, 1)), k=np.ones((1, 2, 1, 1)), v=np.ones((1, 2, 1, 1)), o=np.ones((1, 2, 1, 1)))
     refused("no\nfile", "no file")

@@ -151,5 +151,8 @@ def check_outputs(outputs, inputs, row, in_parts):
         raise DumpError(f"{', '.join(gradients)} cannot be checked without do or dfinal_state, the gradients that came in")
     if "dbias" in outputs and ("bias" not in inputs or outputs["dbias"].shape != inputs["bias"].shape):
         raise DumpError("dbias must have the shape of opt.bias")
+    cached = [key for key, x in outputs.items() if key.startswith("dstate") and x.shape[2]]
+    if cached and not row.recurrent and "state.k" not in inputs:
+        raise DumpError(f"{', '.join(cached)}: the gradient of a cache, but there is no state.k and state.v that the call started from")
     if in_parts and not row.recurrent and any("final_state" in key for key in (*outputs, *inputs)):
         raise DumpError("final_state: the caches of padded or packed sequences have different lengths; leave it out")
