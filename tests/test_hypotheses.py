@@ -502,7 +502,7 @@ def test_masks_and_bias():
 
 def test_weights():
     x = softmax_inputs()
-    for row, weights in {"normaliser missing": lambda w, m: w * np.exp(m), "normaliser missing, largest score taken off": lambda w, m: w,
+    for row, weights in {"softmax not normalised": lambda w, m: w * np.exp(m), "softmax not normalised, largest score taken off": lambda w, m: w,
                          "one more in the normaliser": lambda w, m: w / (w.sum() + np.exp(-m)), "one more in the normaliser, largest score taken off": lambda w, m: w / (w.sum() + 1)}.items():
         named(softmax_dump(x, attention(x, weights=weights)), row)
 

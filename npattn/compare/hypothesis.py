@@ -20,7 +20,9 @@ class Hypothesis(NamedTuple):
     back: bool = False                                   # it changes gradients, never outputs
 
     def concerns(self, mechanism):
-        """Whether it makes sense for a mechanism."""
+        """Whether it makes sense for a mechanism, a row of the catalogue, or for a layer, by its name."""
+        if isinstance(mechanism, str):
+            return mechanism in self.only.split()
         needed, optional, options, _ = takes(mechanism)
         kinds = {mechanism.name, "recurrent" if mechanism.recurrent else "cached"}
         return set(self.takes.split()) <= {*needed, *optional, *options} and (not self.only or bool(kinds & set(self.only.split())))

@@ -3,6 +3,7 @@ import json as text
 
 from ..catalogue import CATALOGUE
 from .hypotheses import TABLE
+from .layer import NAME
 
 
 def pitfalls_command(json=False):
@@ -12,13 +13,15 @@ def pitfalls_command(json=False):
     for theme, rows in TABLE.items():
         print(f"{theme}\n{'-' * len(theme)}\n")
         for row in rows:
-            print(f"{row.name}\n    {row.says}\n    -> {row.remedy}\n    shown by: {row.shows}\n    {concerned(row)}\n")
+            if row.name.split(" of ")[-1].split(" and ")[0] in ("16", "32", "128"):
+                continue                                 # the same with another size: 64 stands for all
+            print(f"{row.name}{', or of 16, 32, 128' if ' of 64' in row.name else ''}\n    {row.says}\n    -> {row.remedy}\n    shown by: {row.shows}\n    {concerned(row)}\n")
     print(f"{sum(map(len, TABLE.values()))} differences. `python -m npattn compare DUMP` tries each of them alone, and two together.")
     return 0
 
 
 def mechanisms(row):
-    return [name for name, mechanism in CATALOGUE.items() if row.concerns(mechanism)]
+    return [name for name, mechanism in CATALOGUE.items() if row.concerns(mechanism)] + [NAME] * row.concerns(NAME)
 
 
 def concerned(row):

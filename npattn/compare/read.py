@@ -67,6 +67,11 @@ def text(key, x):
     return x.decode(errors="replace") if isinstance(x, bytes) else x
 
 
+def name_in(arrays):
+    """The mechanism that is stored, or None."""
+    return text("mechanism", arrays["mechanism"]) if "mechanism" in arrays else None
+
+
 def row_of(mechanism, arrays):
     """The row of the catalogue."""
     names = [*CATALOGUE, *ALIASES]

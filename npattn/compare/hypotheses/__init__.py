@@ -2,7 +2,7 @@
 
 Rows are tried from top to bottom; of two that explain a dump equally well the upper one is named first.
 """
-from . import attention, gates, gradients, layout, order, scale
+from . import attention, gates, gradients, layer, layout, order, scale
 
 TABLE = {
     "Scale": scale.SCALE,
@@ -20,5 +20,6 @@ TABLE = {
     "Choice of blocks": attention.BLOCKS,
     "Gradient of the gate": gradients.GATE,
     "Gradients": gradients.OTHERS + gradients.FACTOR,
+    "Gated DeltaNet layer": layer.LAYER,
 }
 HYPOTHESES = tuple(row for rows in TABLE.values() for row in rows)

@@ -127,8 +127,8 @@ MASK = (
     Hypothesis("bias negated", "bias", biased(lambda b, c: np.where(b == -np.inf, b, -b)), "The bias is subtracted.", "Add it.", "a bias", only=SOFTMAX, meant=lambda c: "bias" in c.arrays))
 
 WEIGHTS = tuple(Hypothesis(name, "weights", weighed(weights), says, remedy, shows, only=SOFTMAX) for name, weights, says, remedy, shows in (
-    ("normaliser missing", lambda o, z, m: o * np.exp(m), "The weights are e^score, not divided by their sum.", "Divide by the sum of e^score.", "any inputs"),
-    ("normaliser missing, largest score taken off", lambda o, z, m: o, "The weights are e^(score - largest), not divided by their sum.", "Divide by their sum.", "scores that are not equal"),
+    ("softmax not normalised", lambda o, z, m: o * np.exp(m), "The weights are e^score, not divided by their sum.", "Divide by the sum of e^score.", "any inputs"),
+    ("softmax not normalised, largest score taken off", lambda o, z, m: o, "The weights are e^(score - largest), not divided by their sum.", "Divide by their sum.", "scores that are not equal"),
     ("one more in the normaliser", lambda o, z, m: o / (z + np.exp(-m)), "1 is added to the sum of e^score: a sink.", "Divide by the sum alone.", "any inputs"),
     ("one more in the normaliser, largest score taken off", lambda o, z, m: o / (z + 1), "1 is added to the sum of e^(score - largest).", "Divide by the sum alone.", "any inputs")))
 
