@@ -7,9 +7,11 @@ import pytest
 
 from npattn import softmax_attention
 from npattn.catalogue import CATALOGUE
+from npattn.core import packed
 from npattn.core.arrays import array_module
 from npattn.core.states import leaves, map_state
 from npattn.proof.law import settings
+from npattn.proof.material import over_scores, packed_arguments, together
 
 
 def host(x):
@@ -123,3 +125,21 @@ def test_a_mask_of_the_host(name, x):
         with pytest.raises(TypeError, match=f"NumPy and of CuPy cannot be mixed: {name} numpy, q cupy"):
             form(q, q, v, **{name: x})
         form(q, q, v, **{name: Device(x)})
+
+
+@pytest.mark.parametrize("row", CATALOGUE.values(), ids=CATALOGUE)
+def test_packed(row):
+    x, ends, states, columns = packed_arguments(row)
+    rng, options = np.random.default_rng(0), dict(row.options, **dict(*over_scores(row, ends[-1], columns[-1])))
+    state = together(row, states)
+    moved = {name: Device(y) for name, y in x.items()} | {name: Device(y) if isinstance(y, np.ndarray) else y for name, y in options.items()}
+    state_there = map_state(Device, state) if row.recurrent else [map_state(Device, S) for S in state]
+    o, finals = packed.packed(row.module.chunk, **x, **options, cu_seqlens=ends, state=state)
+    got, _ = packed.packed(row.module.chunk, **moved, cu_seqlens=ends, state=state_there)
+    assert type(got) is Device and np.array_equal(got.host, o)
+    do = rng.standard_normal(o.shape)
+    d = packed.packed_vjp(row.module.chunk_vjp, do, **x, **options, cu_seqlens=ends, state=state)
+    got = packed.packed_vjp(row.module.chunk_vjp, Device(do), **moved, cu_seqlens=ends, state=state_there)
+    for name in d:
+        for a, b in zip(*([y] if row.recurrent or name != "state" else y for y in (got[name], d[name])), strict=True):
+            assert all(type(u) is Device and np.array_equal(u.host, v) for u, v in zip(leaves(a), leaves(b), strict=True)), name
