@@ -7,14 +7,15 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from npattn import block_topk_attention, softmax_attention
+from npattn import block_topk_attention, linear_attention, softmax_attention
 from npattn.__main__ import main
 from npattn.catalogue import CATALOGUE
 from npattn.compare import DumpError, check_dump
 from npattn.core.feature_maps import taylor, taylor_vjp
 from npattn.core.functions import gated_rms_norm, l2norm, l2norm_vjp, rms_norm, rms_norm_vjp
 from npattn.core.heads import group, repeat, repeat_vjp, ungroup
-from npattn.core.states import leaves, map_state
+from npattn.core.packed import packed, packed_vjp
+from npattn.core.states import Cache, Normalized, leaves, map_state
 from npattn.core.workers import spread
 from npattn.proof import Dual, central_differences, check_gradients, complex_step, directional_derivative, grad, vjp
 from npattn.proof.exact import fractions
@@ -432,3 +433,46 @@ def test_only_queries_have_heads(name, over):
     for form in "loop", "matrix", "chunk":
         o, cache = spread(getattr(softmax_attention, form), 2)(**x, **{name: over})
         assert o.shape == (2, 5, 3) and cache.k.shape == (5, 4) and cache.v.shape == (5, 3)
+
+
+# --- packed ------------------------------------------------------------------------------------------------------------------
+
+def refuses(kind, words, call):
+    with pytest.raises(kind) as caught:
+        call()
+    assert "\n" not in str(caught.value) and all(word in str(caught.value) for word in words), caught.value
+
+
+def test_packed_states_of_other_kinds():
+    """Each is named, state or dfinal_state, before anything looks inside."""
+    row = CATALOGUE["gated_delta_rule"]
+    x = {name: y for name, y in made(row).items() if name != "state"}
+    two, one, call = np.ones((2, 4, 3)), np.ones((5, 3)), dict(cu_seqlens=[0, 2, 5])
+    for wrong, kind in (5, TypeError), ([1.], TypeError), ("a", TypeError), ({}, TypeError), ((two,), TypeError), (Cache(two, two), TypeError), \
+            (two.astype(int), TypeError), (two[:1], ValueError), (np.ones(()), ValueError):
+        refuses(kind, ["state"], lambda: packed(row.module.loop, **x, **call, state=wrong))
+        refuses(kind, ["dfinal_state"], lambda: packed_vjp(row.module.loop_vjp, one, **x, **call, dfinal_state=wrong))
+    x, two = made(CATALOGUE["softmax_attention"], state=False), np.ones((2, 4))
+    for wrong in 5, two, Cache(1, 2), Cache(two, None), Normalized(two, two):
+        refuses(TypeError, ["state[1]"], lambda: packed(softmax_attention.loop, x["q"], x["k"], x["v"], **call, state=[None, wrong]))
+
+
+def test_packed_caches_with_more_axes_than_the_tokens():
+    x = made(CATALOGUE["softmax_attention"], state=False)
+    states = [None, Cache(np.ones((2, 1, 4)), np.ones((2, 1, 3)))]
+    refuses(ValueError, ["state", "(2, 3)", "(2, 3, 3)"], lambda: packed(softmax_attention.loop, x["q"], x["k"], x["v"], cu_seqlens=[0, 2, 5], state=states))
+
+
+def test_offsets_that_make_no_array():
+    class OnDevice:
+        def __array__(self, *args, **kwargs):
+            raise TypeError("implicit conversion")
+
+    x = made(CATALOGUE["linear_attention"], state=False)
+    for offsets in [[0], [2, 5]], OnDevice(), np.ones((3, 3)):
+        refuses(ValueError, ["cu_seqlens must be a list"], lambda: packed(linear_attention.loop, x["q"], x["k"], x["v"], cu_seqlens=offsets))
+
+
+def test_what_is_no_form():
+    for form in linear_attention, lambda **x: 1, None, np.exp:
+        refuses(TypeError, ["is no form of a mechanism"], lambda: packed(form, *[np.ones((2, 2))] * 3, cu_seqlens=[0, 2]))

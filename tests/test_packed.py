@@ -78,7 +78,7 @@ def test_states_of_fixed_size_are_stacked():
     (ValueError, "a packed state of caches is a list with one Cache for each of the 3 sequences, not Cache", dict(state=cache(1))),
     (ValueError, "for each of the 3 sequences, not 2 of them", dict(state=[cache(1), cache(1)])),
     (ValueError, "a packed state of caches is a list with one Cache for each of the 3 sequences, not ndarray", dict(state=np.zeros((3, 1)))),
-    (TypeError, "state must be a Cache, not ndarray", dict(state=[np.zeros((1, 1))] * 3)),
+    (TypeError, "state[0] must be a Cache, not ndarray", dict(state=[np.zeros((1, 1))] * 3)),
     (ValueError, "mask (2, 3) does not fit the scores of all packed sequences, (..., 3, 3)", dict(mask=np.ones((2, 3), bool))),
     (ValueError, "bias (3, 3) does not fit the scores of all packed sequences, (..., 3, 5)", dict(bias=np.ones((3, 3)), state=[cache(1), cache(2), None])),
     (TypeError, "mask must be an array of booleans", dict(mask=np.ones((3, 3)))), (TypeError, "mask must be an array of booleans", dict(mask=[[True]])),

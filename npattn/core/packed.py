@@ -15,11 +15,12 @@ from itertools import accumulate, pairwise
 
 import numpy
 
-from .arguments import check
+from .arguments import check, expected, leaf_names
 from .arrays import array_module
 from .blocks import at, cut, split
 from .cached import OVER_SCORES, add, at_least_2d, check_kind_over_scores, part
-from .states import Cache, map_state
+from .kinds import check_array
+from .states import Cache, leaves, map_state
 
 
 def packed(form, q, k, v, *, cu_seqlens, state=None, **others):
@@ -38,6 +39,8 @@ def packed(form, q, k, v, *, cu_seqlens, state=None, **others):
         o, final = form(**cut(tokens, axes, b), **own(options, b, columns), state=S)
         outputs.append(o)
         finals.append(final)
+    if len({o.shape[:-2] for o in outputs}) > 1:
+        raise ValueError(f"state: a cache has leading axes that the tokens have not, so the outputs differ: {', '.join(str(o.shape) for o in outputs)}")
     return array_module(q).concatenate(outputs, axis=-2), together(axes, finals)
 
 
@@ -65,9 +68,12 @@ def packed_vjp(form_vjp, do, q, k, v, *, cu_seqlens, state=None, dfinal_state=No
 
 def sequences(cu_seqlens, T):
     """The slices of the sequences, after checking the offsets."""
-    cu = numpy.asarray(cu_seqlens)
+    try:
+        cu = numpy.asarray(cu_seqlens)
+    except Exception:                                    # whatever keeps it from being one array of the host
+        cu = numpy.zeros(())
     if cu.ndim != 1 or cu.size < 2 or cu.dtype.kind not in "iu":
-        raise ValueError(f"cu_seqlens must be a list of at least two integer offsets, not {cu_seqlens!r}")
+        raise ValueError(f"cu_seqlens must be a list of at least two integer offsets, not {' '.join(repr(cu_seqlens).split())}")
     if cu[0] != 0 or cu[-1] != T or (cu[1:] < cu[:-1]).any():
         raise ValueError(f"cu_seqlens must rise from 0 to T = {T}, not {cu.tolist()}")
     return [slice(int(s), int(e)) for s, e in pairwise(cu)]
@@ -91,14 +97,22 @@ def alone(name, axes, state, N):
         if isinstance(state, Cache) or not isinstance(state, (list, tuple)) or len(state) != N:
             what = f"{len(state)} of them" if type(state) in (list, tuple) else type(state).__name__
             raise ValueError(f"a packed {name} of caches is a list with one Cache for each of the {N} sequences, not {what}")
+        for n, cache in enumerate(state):
+            check_parts(f"{name}[{n}]", axes["state"], cache)
         return list(state)
-    map_state(lambda x: check_rows(x, N), state)
+    check_parts(name, axes["state"], state)
+    for leaf, x in zip(leaf_names(name, axes["state"]), leaves(state)):
+        if x.ndim == 0 or x.shape[0] != N:
+            raise ValueError(f"a packed {leaf} needs one row for each of the {N} sequences, not {x.shape}")
     return [map_state(lambda x: x[n], state) for n in range(N)]
 
 
-def check_rows(x, N):
-    if x.ndim == 0 or x.shape[0] != N:
-        raise ValueError(f"a packed state needs one row for each of the {N} sequences, not {x.shape}")
+def check_parts(name, kind, state):
+    """TypeError unless `state` is None or of the kind, with arrays for parts."""
+    if state is not None and type(state) is not type(kind) and (isinstance(state, tuple) or isinstance(kind, tuple)):
+        raise TypeError(f"{name} must be {expected(kind)}, not {type(state).__name__}")
+    for leaf, x in zip(leaf_names(name, kind), leaves(state)):
+        check_array(leaf, x)
 
 
 def together(axes, states):
@@ -130,4 +144,8 @@ def own(options, rows, columns):
 
 
 def axes_of(form):
-    return inspect.unwrap(form).__globals__["AXES"]
+    """The axes of the arguments of a mechanism's form; TypeError for what is none."""
+    axes = getattr(inspect.unwrap(form), "__globals__", {}).get("AXES") if callable(form) else None
+    if axes is None:
+        raise TypeError(f"{getattr(form, '__name__', type(form).__name__)} is no form of a mechanism: loop, matrix, chunk or the vjp of one")
+    return axes
