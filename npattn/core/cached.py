@@ -27,9 +27,10 @@ def start_cached(axes, q, k, v, *, scale, state):
 def start_cached_vjp(axes, do, q, k, v, *, scale, state, dfinal_state, bias=None):
     """Check, then return (array module, scale times q, all keys, all values, n, do, dk, dv, back).
 
-    dk, dv           the gradients of all keys and values, new arrays to add to: they begin as `dfinal_state`, the cotangent of the returned cache;
-                     of the common type of everything, `bias` too
-    back(dq, dk, dv) the gradients by argument name, dq times scale, each of its argument's shape and type; that of no state is an empty cache
+    dk, dv           the gradients of all keys and values, new arrays to add to: they begin as `dfinal_state`, the cotangent of the
+                     returned cache; of the common type of everything, `bias` too
+    back(dq, dk, dv) the gradients by argument name, dq times scale, each of its argument's shape and type; that of no state is an
+                     empty cache
     """
     check(axes, dict(q=q, k=k, v=v, do=do, state=state, dfinal_state=dfinal_state))
     xp, scaled, K, V, n = start_cached(axes, q, k, v, scale=scale, state=state)
@@ -45,13 +46,17 @@ def start_cached_vjp(axes, do, q, k, v, *, scale, state, dfinal_state, bias=None
 
     def back(dq, dk, dv):
         old, new = Cache(dk[..., :n, :], dv[..., :n, :]), Cache(dk[..., n:, :], dv[..., n:, :])
-        return dict(q=fit(dq * scale_of(scale, q), q), k=fit(new.k, k), v=fit(new.v, v), state=old if state is None else Cache(*map(fit, old, state)))
+        old = old if state is None else Cache(*map(fit, old, state))
+        return dict(q=fit(dq * scale_of(scale, q), q), k=fit(new.k, k), v=fit(new.v, v), state=old)
 
     return xp, scaled, K, V, n, do, dk, dv, back
 
 
 def check_over_scores(name, x, shape):
-    """`x`, with at least two axes; TypeError or ValueError unless `x` is None, or a mask or bias that broadcasts to the `shape` of the scores."""
+    """`x`, with at least two axes.
+
+    TypeError or ValueError unless `x` is None, or a mask or bias that broadcasts to the `shape` of the scores.
+    """
     if x is None:
         return None
     check_kind_over_scores(name, x)
@@ -62,7 +67,8 @@ def check_over_scores(name, x, shape):
 def check_kind_over_scores(name, x):
     """TypeError unless a mask is an array of booleans, a bias one of numbers."""
     if name == "mask" and getattr(getattr(x, "dtype", None), "kind", None) != "b":
-        raise TypeError(f"mask must be an array of booleans, True = may attend, not {getattr(x, 'dtype', type(x).__name__)}; what is added goes to bias")
+        raise TypeError(f"mask must be an array of booleans, True = may attend, not {getattr(x, 'dtype', type(x).__name__)}; "
+                        "what is added goes to bias")
     if name != "mask":
         check_array(name, x)
 
@@ -75,8 +81,10 @@ def at_least_2d(x):
 def part(x, i, j):
     """Queries `i` and keys `j`, slices, of an array over scores, or of None; an axis of length 1 stays.
 
-    >>> part(numpy.arange(6).reshape(2, 3), slice(1, 2), slice(0, 2)).tolist(), part(numpy.arange(3)[None], slice(1, 2), slice(0, 2)).tolist()
-    ([[3, 4]], [[0, 1]])
+    >>> part(numpy.arange(6).reshape(2, 3), slice(1, 2), slice(0, 2)).tolist()
+    [[3, 4]]
+    >>> part(numpy.arange(3)[None], slice(1, 2), slice(0, 2)).tolist()
+    [[0, 1]]
     """
     return None if x is None else x[(..., *(b if size != 1 else slice(None) for b, size in zip((i, j), x.shape[-2:])))]
 

@@ -1,4 +1,4 @@
-"""What may stand for an array, for a number, for a count, for a flag; TypeError or ValueError, in one line that names it, for what may not."""
+"""What may stand for an array, a number, a count, a flag; TypeError or ValueError, in one line that names it, for what may not."""
 from numbers import Number
 
 import numpy
@@ -31,7 +31,8 @@ def check_objects(name, x, fine, why):
 
 def check_exponential(name, x):
     """TypeError for objects without an exponential, such as fractions."""
-    check_objects(name, x, lambda entry: hasattr(entry, "exp"), "which have no exact exponential; npattn.proof.log makes some that have one, of fractions")
+    check_objects(name, x, lambda entry: hasattr(entry, "exp"),
+                  "which have no exact exponential; npattn.proof.log makes some that have one, of fractions")
 
 
 def number(name, x, array):

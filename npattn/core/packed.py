@@ -40,7 +40,8 @@ def packed(form, q, k, v, *, cu_seqlens, state=None, **others):
         outputs.append(o)
         finals.append(final)
     if len({o.shape[:-2] for o in outputs}) > 1:
-        raise ValueError(f"state: a cache has leading axes that the tokens have not, so the outputs differ: {', '.join(str(o.shape) for o in outputs)}")
+        raise ValueError("state: a cache has leading axes that the tokens have not, so the outputs differ: "
+                         + ", ".join(str(o.shape) for o in outputs))
     return array_module(q).concatenate(outputs, axis=-2), together(axes, finals)
 
 

@@ -74,7 +74,10 @@ def example(mechanism, tokens=None, keys="cycle", decay=None, beta=None, width=2
 
 
 def entries(name, text, tokens, width):
-    """(tokens, width) fractions from "1, 1/2, ..." or "1 1/2, 1/2 1, ...": one entry for all tokens or one a token, one number for all channels or one each."""
+    """(tokens, width) fractions from "1, 1/2, ..." or "1 1/2, 1/2 1, ...".
+
+    One entry for all tokens or one a token; in it one number for all channels or one each.
+    """
     try:
         rows = [[Fraction(x) for x in entry.split()] for entry in str(text).split(",")]
     except (ValueError, ZeroDivisionError):
