@@ -133,6 +133,6 @@ def lifted(form, of):
     shapes = ", ".join(f"{part} (..., {kind.replace(' ', ', ')})" for name in axes if name in parameters
                        for part, kind in zip(leaf_names(name, axes[name]), leaves(axes[name])))
     form.__doc__ = (f"{of.__module__.rpartition('.')[2]}: {form.__doc__}\n\n{shapes};\n"
-                    f"chunk_size tokens in a block, an integer of at least 1, which changes nothing but rounding.\n"
+                    "chunk_size tokens in a block, an integer of at least 1, which changes nothing but rounding.\n"
                     f"Results are those of `{of.__name__}`; what the arguments mean: help({of.__module__!r}).")
     return form
