@@ -10,6 +10,7 @@ arguments and its results, of another run.  Every call runs once in each round, 
 import inspect
 import json as json_module
 import math
+import time
 
 import numpy as np
 
@@ -98,7 +99,9 @@ def figures(row, work, call, x, do, of_work, settings, place, against, compiled)
             if work in peer.works and place.name in peer.devices:
                 try:
                     ready = prepare(peer, work, x, do, place.name, through)
-                    peers[ready.name] = dict(difference=difference(call(), ready.values(ready.call())), tolerance=ready.tolerance)
+                    start = time.perf_counter()
+                    theirs = ready.values(ready.call())
+                    peers[ready.name] = dict(first_call=time.perf_counter() - start, difference=difference(call(), theirs), tolerance=ready.tolerance)
                     calls[ready.name] = ready.call
                 except Exception as error:               # not installed, or cannot do this work: a line in the table says so
                     wrong.append(dict(name=peer.name, error=f"{type(error).__name__}: {error}".splitlines()[0]))
@@ -108,7 +111,7 @@ def figures(row, work, call, x, do, of_work, settings, place, against, compiled)
     result |= dict(operations=of_work["operations"] or None, memory=extra, limit=seconds(found["limit"]) if "limit" in found else None,
                    of_limit=1 / ratio(found["ours"], found["limit"]) if "limit" in found else None)
     result["peers"] = wrong + [dict(name=name, **seconds(found[name]), ratio=ratio(found[name], found["ours"]), difference=peer["difference"],
-                                    same=peer["difference"] <= peer["tolerance"]) for name, peer in peers.items()]
+                                    same=peer["difference"] <= peer["tolerance"], first_call=peer["first_call"]) for name, peer in peers.items()]
     return result
 
 
