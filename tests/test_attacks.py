@@ -476,3 +476,13 @@ def test_offsets_that_make_no_array():
 def test_what_is_no_form():
     for form in linear_attention, lambda **x: 1, None, np.exp:
         refuses(TypeError, ["is no form of a mechanism"], lambda: packed(form, *[np.ones((2, 2))] * 3, cu_seqlens=[0, 2]))
+
+
+def test_keys_and_values_lie_in_order():
+    """Where all heads share what is cached and what is new, NumPy joins the two with the heads innermost: sums over keys then round otherwise."""
+    rng = np.random.default_rng(0)
+    q, k, v = rng.standard_normal((3, 9, 4)), rng.standard_normal((9, 4)), rng.standard_normal((9, 2))
+    heads, shared = np.ones((3, 1, 1)), Cache(rng.standard_normal((5, 4)), rng.standard_normal((1, 5, 2)))
+    for form in FORMS:
+        once = run(CATALOGUE["softmax_attention"], form, dict(q=q, k=k, v=v, state=Cache(heads * shared.k, shared.v)))[1]
+        assert once.v.shape == (3, 14, 2) and once.k.flags.c_contiguous and once.v.flags.c_contiguous
