@@ -206,6 +206,58 @@ def test_types_and_batch_axes(name):
         close(dweights32[n], dweights[n], 1e-4)
 
 
+# --- what is refused ---------------------------------------------------------------------------------------------
+
+def call(name, **changes):
+    """The layer on five tokens, after three; some arguments changed."""
+    module, weights, state_of, options = LAYERS[name]
+    x, = normal(13, (2, 5, C))
+    return module.forward(changes.pop("x", x), weights, **dict(state=state_of(3), **options(3, 5)) | changes)
+
+
+ONES = np.ones((2, 5), bool)
+
+
+@pytest.mark.parametrize("name, error, text, changes", [
+    ("separate", ValueError, r"in_proj_qkv.weight \(44, 7\) does not fit x \(2, 5, 8\)", dict(x=np.ones((2, 5, 8)))),
+    ("attention", ValueError, r"q_proj.weight \(72, 7\) does not fit x \(2, 5, 8\)", dict(x=np.ones((2, 5, 8)))),
+    ("separate", ValueError, r"x must end in \(T, C\).*x \(7,\)", dict(x=np.ones(7), state=None)),
+    ("attention", ValueError, r"x must end in \(T, C\).*x \(7,\)", dict(x=np.ones(7), state=None)),
+    ("attention", TypeError, "x must be a NumPy or CuPy array, not list", dict(x=[[0.]])),
+    ("by_head", TypeError, "x must hold floats.*, not int64", dict(x=np.ones((2, 5, C), int))),
+    ("separate", ValueError, "key_heads must be an integer of at least 1, not 0", dict(key_heads=0)),
+    ("linear_swiglu", ValueError, "key_heads must be an integer of at least 1, not None", dict(key_heads=None)),
+    ("separate", ValueError, r"key_heads = 4 does not fit A_log \(6,\), norm.weight \(4,\) and the 44 channels", dict(key_heads=4)),
+    ("separate", TypeError, r"state must be a State\(conv, S\) or None, not tuple", dict(state=(1, 2))),
+    ("separate", TypeError, r"state must be a State\(conv, S\) or None, not ndarray", dict(state=np.ones((2, 6, 5, 4)))),
+    ("separate", TypeError, r"state must be a State\(conv, S\) or None, not Cache", dict(state=Cache(1, 2))),
+    ("attention", TypeError, r"state must be a Cache\(k, v\) or None, not State", dict(state=State(1, 2))),
+    ("separate", TypeError, "mask must be an array of booleans, True for real tokens, not float64", dict(mask=np.zeros((2, 5)))),
+    ("attention", TypeError, "mask must be an array of booleans, True for real tokens, not int64", dict(mask=np.ones((2, 8), int))),
+    ("separate", TypeError, "mask must be an array of booleans, True for real tokens, not list", dict(mask=[[True] * 5] * 2)),
+    ("separate", ValueError, r"mask must end in 5, 0 cached and 5 new tokens: mask \(2, 4\), x \(2, 5, 7\)", dict(mask=ONES[:, 1:])),
+    ("attention", ValueError, r"mask must end in 8, 3 cached and 5 new tokens: mask \(2, 5\), x \(2, 5, 7\)", dict(mask=ONES)),
+    ("separate", ValueError, r"the leading axes do not broadcast: mask \(3, 5\), x \(2, 5, 7\)", dict(mask=np.ones((3, 5), bool))),
+    ("attention", ValueError, r"cos and sin must be \(..., T, R/2\), R at most 6: cos \(1, 2\)", tables(3, 1)),
+    ("attention", ValueError, r"R at most 6: cos \(5, 4\)", dict(cos=np.ones((5, 4)), sin=np.ones((5, 4)))),
+    ("attention_mixture", TypeError, "cos must be a NumPy or CuPy array, not NoneType", dict(cos=None)),
+    ("linear_mixture", TypeError, "renormalise", dict(renormalise=False))])
+def test_refused_arguments(name, error, text, changes):
+    with pytest.raises(error, match=text):
+        call(name, **changes)
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_refused_gradients(name):
+    module, weights, state_of, options = LAYERS[name]
+    x, dy = normal(14, (2, 5, C), (5, 2, C))
+    for wrong in (dy, x[:1], x[..., :1]):
+        with pytest.raises(ValueError, match="dy must have the shape of y"):
+            module.vjp(wrong, x, weights, **options(0, 5))
+    with pytest.raises(TypeError, match="dfinal_state must be a .* or None, not tuple"):
+        module.vjp(x, x, weights, dfinal_state=(1, 2), **options(0, 5))
+
+
 # --- by hand -----------------------------------------------------------------------------------------------------
 
 def test_rows_of_the_projection_by_key_head():

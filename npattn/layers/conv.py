@@ -30,14 +30,14 @@ def loop(x, w, *, state=None):
     y = p[..., n:, :] * w[:, n - 1]
     for j in range(n - 1):
         y = y + p[..., 1 + j:1 + j + T, :] * w[:, j]                         # T C
-    return y, p[..., T:, :]
+    return y, p[..., T:, :].copy()                                           # a view would keep all of p for n rows of it
 
 
 def matrix(x, w, *, state=None):
     """All tokens at once: for every channel a banded T by n + T matrix, w[c, j] on its (1 + j)-th diagonal, times p."""
     p, T, n = joined(x, w, state)                                            # n+T C
     y = banded(w, T) @ p.mT[..., None]                                       # C T 1
-    return y[..., 0].mT, p[..., T:, :]
+    return y[..., 0].mT, p[..., T:, :].copy()
 
 
 def loop_vjp(dy, x, w, *, state=None, dfinal_state=None):
@@ -89,7 +89,10 @@ def vjp(dy, x, weights, *, state=None, dfinal_state=None):
 
 
 def taps(weights):
-    return weights["conv1d.weight"][:, 0, :]                                 # C n
+    w = weights["conv1d.weight"]
+    if w.ndim != 3 or w.shape[1] != 1:
+        raise ValueError(f"conv1d.weight must be (C, 1, n), not {w.shape}")
+    return w[:, 0, :]                                                        # C n
 
 
 def joined(x, w, state, dy=None, dfinal_state=None):

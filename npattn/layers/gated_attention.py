@@ -12,6 +12,7 @@ Weights: q_proj.weight (2 H G D, C), k_proj.weight and v_proj.weight (H D, C), o
 (D); biases q_proj.bias … o_proj.bias if there are any.
 
 x, y (..., T, C).  cos, sin (..., T, R/2): the tables of `rotary.tables` for the positions of the tokens of x, in the type of x.
+Hugging Face's tables hold each angle twice, (..., T, R): give their first half.
 state: Cache(k, v) (..., H, n, D) of the n tokens before, keys after norm and rotation; returned with the T new ones behind them.
 mask (..., n + T), True for real tokens: the others are seen by nobody.
 """
@@ -21,9 +22,10 @@ from ..core.arguments import fit
 from ..core.arrays import array_module
 from ..core.functions import rms_norm, rms_norm_vjp, sigmoid, sigmoid_vjp
 from ..core.heads import group, ungroup
-from ..core.states import map_state
+from ..core.states import Cache, map_state
 from ..softmax import softmax_attention
 from . import linear, rotary
+from .arguments import check_state, check_tables, check_tokens
 
 
 class Sizes(NamedTuple):
@@ -34,6 +36,7 @@ class Sizes(NamedTuple):
 
 def forward(x, weights, *, cos, sin, eps=1e-6, state=None, mask=None):
     """y (..., T, C) and the Cache, longer by T; any split of x into calls gives the same."""
+    check_all(x, weights, cos, sin, state, mask)
     n, (q, k, v, e) = project(x, weights)
     rule = softmax_attention.loop if x.shape[-2] == 1 else softmax_attention.chunk
     o, cache = rule(rotated(q, weights["q_norm.weight"], cos, sin, eps), rotated(k, weights["k_norm.weight"], cos, sin, eps), v,
@@ -43,6 +46,7 @@ def forward(x, weights, *, cos, sin, eps=1e-6, state=None, mask=None):
 
 def vjp(dy, x, weights, *, cos, sin, eps=1e-6, state=None, mask=None, dfinal_state=None):
     """(dx, dweights, dstate) of sum(y dy) + sum(final dfinal_state): the lines of `forward`, then backwards."""
+    check_all(x, weights, cos, sin, state, mask, dfinal_state)
     n, (q, k, v, e) = project(x, weights)
     rule = dict(q=rotated(q, weights["q_norm.weight"], cos, sin, eps), k=rotated(k, weights["k_norm.weight"], cos, sin, eps), v=v,
                 mask=over_scores(mask), state=grouped(state, n))
@@ -54,6 +58,13 @@ def vjp(dy, x, weights, *, cos, sin, eps=1e-6, state=None, mask=None, dfinal_sta
     dk, dk_norm = rotated_vjp(d["k"], k, weights["k_norm.weight"], cos, sin, eps)            # H 1 T D
     dx, dweights = project_vjp(dq, dk, d["v"], sigmoid_vjp(dgated * o, e), x, weights, n)
     return fit(dx, x), {**dweights, "q_norm.weight": dq_norm, "k_norm.weight": dk_norm, **do_proj}, map_state(ungroup, d["state"])
+
+
+def check_all(x, weights, cos, sin, state, mask, dfinal_state=None):
+    check_state("state", state, Cache)
+    check_state("dfinal_state", dfinal_state, Cache)
+    check_tokens(x, mask, 0 if state is None else state.k.shape[-2])
+    check_tables(cos, sin, x, weights["q_norm.weight"].shape[0])
 
 
 def project(x, weights):

@@ -26,8 +26,10 @@ from ..core.arguments import fit
 from ..core.arrays import array_module
 from ..core.functions import gated_rms_norm, gated_rms_norm_vjp, l2norm, l2norm_vjp, sigmoid, sigmoid_vjp, softplus, softplus_vjp
 from ..core.heads import group, ungroup
+from ..core.kinds import count
 from ..delta import gated_delta_rule
 from . import conv, linear
+from .arguments import check_state, check_tokens
 
 
 class State(NamedTuple):
@@ -45,7 +47,8 @@ class Sizes(NamedTuple):
 
 def forward(x, weights, *, key_heads, eps=1e-6, state=None, mask=None):
     """y (..., T, C) and the State after the last token; any split of x into calls gives the same."""
-    n, state = sizes(weights, key_heads), state or State(None, None)
+    check_tokens(x, mask)
+    n, state = sizes(weights, key_heads), given("state", state)
     mix, z, b, a = project(hide(x, mask), weights, n)
     u, window = conv.forward(mix, weights, state=state.conv)                 # T 2HK+HGV
     q, k, v = split(u, n)                                                    # H 1 T K, H 1 T K, H G T V
@@ -57,14 +60,15 @@ def forward(x, weights, *, key_heads, eps=1e-6, state=None, mask=None):
 
 def vjp(dy, x, weights, *, key_heads, eps=1e-6, state=None, mask=None, dfinal_state=None):
     """(dx, dweights, dstate) of sum(y dy) + sum(final dfinal_state): the lines of `forward`, then backwards."""
-    n, given = sizes(weights, key_heads), state or State(None, None)
+    check_tokens(x, mask)
+    n, state = sizes(weights, key_heads), given("state", state)
     hidden = hide(x, mask)                                                   # T C
     mix, z, b, a = project(hidden, weights, n)
-    u, _ = conv.forward(mix, weights, state=given.conv)                      # T 2HK+HGV
+    u, _ = conv.forward(mix, weights, state=state.conv)                      # T 2HK+HGV
     q, k, v = split(u, n)
-    rule = dict(q=l2norm(q), k=l2norm(k), v=v, g=decay(a, weights, n), beta=sigmoid(by_head(b, n)), state=grouped(given.S, n))
+    rule = dict(q=l2norm(q), k=l2norm(k), v=v, g=decay(a, weights, n), beta=sigmoid(by_head(b, n)), state=grouped(state.S, n))
     o = by_token(gated_delta_rule.chunk(**rule)[0])                          # T HG V
-    dwindow, dS = dfinal_state or State(None, None)
+    dwindow, dS = given("dfinal_state", dfinal_state)
 
     dn, dout = linear.vjp(dy, ungroup(gated_rms_norm(o, z, weights["norm.weight"], eps), -1), weights, "out_proj")
     do, dz, dnorm = gated_rms_norm_vjp(dn.reshape(o.shape), o, z, weights["norm.weight"], eps)
@@ -72,7 +76,7 @@ def vjp(dy, x, weights, *, key_heads, eps=1e-6, state=None, mask=None, dfinal_st
     da, dgate = decay_vjp(d["g"], a, weights, n)
     db = sigmoid_vjp(by_token(d["beta"], -2), b)                             # T HG
     du = join(l2norm_vjp(d["q"], q), l2norm_vjp(d["k"], k), d["v"])          # T 2HK+HGV
-    dmix, dconv, dwindow = conv.vjp(du, mix, weights, state=given.conv, dfinal_state=dwindow)
+    dmix, dconv, dwindow = conv.vjp(du, mix, weights, state=state.conv, dfinal_state=dwindow)
     dx, dproject = project_vjp(dmix, dz, db, da, hidden, weights, n)
     return fit(hide(dx, mask), x), {**dproject, **dconv, **dgate, "norm.weight": dnorm, **dout}, State(dwindow, ungroup(d["state"]))
 
@@ -127,12 +131,21 @@ def decay_vjp(dg, a, weights, n):
     return da, {"A_log": fit(dg * by_token(decay(a, weights, n), -2), A), "dt_bias": fit(da, dt_bias)}
 
 
+def given(name, state):
+    """`state`, either part of which may be None; that of None is None throughout."""
+    check_state(name, state, State)
+    return State(None, None) if state is None else state
+
+
 # --- axes --------------------------------------------------------------------------------------------------------
 
 def sizes(weights, key_heads):
     """H, G, K, V from the shapes of the weights."""
+    H = count("key_heads", key_heads)
     V, heads, channels = weights["norm.weight"].shape[0], weights["A_log"].shape[0], weights["conv1d.weight"].shape[0]
-    return Sizes(key_heads, heads // key_heads, (channels - heads * V) // (2 * key_heads), V)
+    if heads % H or (channels - heads * V) % (2 * H):
+        raise ValueError(f"key_heads = {H} does not fit A_log ({heads},), norm.weight ({V},) and the {channels} channels of conv1d.weight")
+    return Sizes(H, heads // H, (channels - heads * V) // (2 * H), V)
 
 
 def split(u, n):

@@ -1,5 +1,6 @@
 """Linear map over the last axis:  y = x W^T + b,  W [out, in], b absent unless NAME.bias is among the weights."""
 from ..core.arguments import fit
+from .arguments import check_linear
 
 
 def forward(x, weights, name):
@@ -10,6 +11,7 @@ def forward(x, weights, name):
     [21.0, 43.0, 10.0]
     """
     W = weights[name + ".weight"]
+    check_linear(x, W, name)
     y = x.reshape(-1, x.shape[-1]) @ W.mT                                    # N out   all tokens as rows: a batch of single tokens reads W once
     y = y.reshape(*x.shape[:-1], W.shape[0])                                 # T out
     return y + weights[name + ".bias"] if name + ".bias" in weights else y
@@ -24,6 +26,7 @@ def vjp(dy, x, weights, name):
     ([1.0, 4.0], [[1.0, 10.0], [0.0, 0.0], [2.0, 20.0]])
     """
     W = weights[name + ".weight"]
+    check_linear(x, W, name, dy)
     dW = dy.reshape(-1, dy.shape[-1]).mT @ x.reshape(-1, x.shape[-1])        # out in
     dweights = {name + ".weight": fit(dW, W)}
     if name + ".bias" in weights:

@@ -15,6 +15,7 @@ from ..core.arguments import fit
 from ..core.arrays import array_module
 from ..core.functions import sigmoid, sigmoid_vjp, silu, softmax, softmax_vjp
 from . import linear, mlp
+from .arguments import check_gradient
 from .linear import above, under
 
 
@@ -41,6 +42,7 @@ def matrix(x, weights, *, topk, renormalize=True):
 
 def vjp(dy, x, weights, *, topk, renormalize=True):
     """(dx, dweights): what every expert sends to its tokens and to its weight in W; then from W to the router, and the shared expert."""
+    check_gradient(dy, x.shape)
     xp, rows, dy = array_module(x), x.reshape(-1, x.shape[-1]), dy.reshape(-1, x.shape[-1])  # N C
     P, W = route(rows, weights, topk, renormalize)                           # N E
     big, small = weights["experts.gate_up_proj"], weights["experts.down_proj"]               # E 2I C, E C I
@@ -64,7 +66,7 @@ def vjp(dy, x, weights, *, topk, renormalize=True):
 def route(rows, weights, topk, renormalize):
     """All probabilities P and the weights W of the experts, 0 for those that are not chosen: N E, N E."""
     xp, E = array_module(rows), weights["gate.weight"].shape[0]
-    if not 1 <= topk <= E:
+    if isinstance(topk, bool) or not isinstance(topk, (int, numpy.integer)) or not 1 <= topk <= E:
         raise ValueError(f"topk must be between 1 and the number of experts, {E}, not {topk}")
     P = softmax(linear.forward(rows, weights, "gate"))                       # N E
     rank = xp.argsort(xp.argsort(-P.real, axis=-1, kind="stable"), axis=-1)  # N E

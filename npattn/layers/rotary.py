@@ -20,7 +20,7 @@ from ..core.arrays import array_module
 def forward(x, positions, *, width, theta=10000.0, section=None):
     """x turned to its positions, of x's shape and type.
 
-    Raises ValueError for a width that is odd or wider than x and for positions that are no integers or do not fit.
+    Raises ValueError for a width that is odd or wider than x and for positions that do not fit, TypeError for such as are no integers.
 
     >>> import numpy as np
     >>> print(forward(np.array([[1., 0, 5], [1, 0, 5]]), np.array([0, 1]), width=2).round(4))
@@ -60,6 +60,8 @@ def tables_for(x, positions, width, theta, section):
     check_array("x", x)
     if width % 2 or not 0 <= width <= x.shape[-1]:
         raise ValueError(f"width, the number of channels that turn, must be even and at most {x.shape[-1]}, not {width}: x {x.shape}")
-    if positions.dtype.kind not in "iu" or positions.shape[-1:] != x.shape[-2:-1]:
-        raise ValueError(f"positions must be integers, one for each token: positions {positions.shape} {positions.dtype}, x {x.shape}")
+    if getattr(getattr(positions, "dtype", None), "kind", "f") not in "iu":
+        raise TypeError(f"positions must be an array of integers, not {getattr(positions, 'dtype', type(positions).__name__)}")
+    if positions.shape[-1:] != x.shape[-2:-1]:
+        raise ValueError(f"positions must be (..., T), one for each token: positions {positions.shape}, x {x.shape}")
     return [table.astype(x.dtype) for table in tables(positions, width, theta, section)]
