@@ -211,6 +211,16 @@ def test_a_rejected_draft_is_undone(name):
     assert np.abs(spoilt.layers[0].S - hybrid.forward(right[:, :4], weights, config, cache=before)[1].layers[0].S).max() > 1e-3
 
 
+@pytest.mark.parametrize("name", ["qwen3_5", "qwen3_next_moe"])
+def test_a_cache_holds_no_more_memory_than_its_arrays(name):
+    """None of them is a view of something larger, such as the inputs of the convolution."""
+    config, weights, z = recorded(name)
+    _, cache = hybrid.forward(z["forward_f64.input_ids"], weights, config)
+    for part in (*(part for layer in cache.layers for part in layer), cache.mask):
+        owner = part if part.base is None else part.base
+        assert owner.base is None and owner.nbytes == part.nbytes
+
+
 def test_no_token():
     config, weights = tiny()
     _, before = hybrid.forward(np.array([1, 2, 3]), weights, config)
@@ -234,6 +244,20 @@ def test_sampling_follows_the_probabilities():
     assert near(draw(1, top_p=1e-9), [0, 1, 0, 0])
     assert near(draw(1, top_k=3, top_p=.7), [0, 4 / 7, 0, 3 / 7])            # of the 3 left, 4/9 + 3/9 reach 0.7
     assert near(draw(1, top_k=9, top_p=1), p)
+
+
+def test_the_tail_of_a_large_vocabulary_is_drawn():
+    """One token of 0.999 and 250 000 of 4e-9 each: a running sum in float32 would never move, and the first one always be drawn."""
+    class Fixed:
+        def random(self, shape):
+            return np.full(shape, 0.9995)
+    logits = np.full(250_001, -19.3, np.float32)
+    logits[0] = 0
+    tail = np.exp(-19.3)
+    total = 1 + 250_000 * tail
+    expected = (0.9995 * total - 1) / tail                                   # 129 000 tokens into the tail
+    for more in ({}, dict(top_p=1)):
+        assert abs(sampling.choose(logits, 1, rng=Fixed(), **more) - expected) < 0.001 * expected
 
 
 def test_generation_draws_from_its_generator():
@@ -304,21 +328,30 @@ def calls():
         (TypeError, "cache must be what `forward` returned, or None, not tuple", one, dict(cache=tuple(cache))),
         (ValueError, r"cache of 2 layers, mask \(1, 3\), does not fit 2 layers and ids \(2, 1\)", np.array([[5], [5]]), dict(cache=cache)),
         (ValueError, "cache was made with padding behind a token", one, dict(cache=spoilt)),
+        (ValueError, r"cache is of another model: layer 0 keeps State\(conv=\(1, 4, 10\), S=\(1, 2, 3, 2\)\), not Cache", one,
+         dict(cache=cache._replace(layers=cache.layers[::-1]))),
+        (ValueError, "layer 1 keeps .*, not NoneType", one, dict(cache=cache._replace(layers=(cache.layers[0], None)))),
+        (ValueError, r"layer 1 keeps Cache\(k=\(1, 2, 2, 4\), v=\(1, 2, 2, 4\)\), not Cache\(k=\(1, 2, 3, 4\), v=\(1, 2, 3, 4\)\)", one,
+         dict(cache=cache._replace(mask=cache.mask[:, 1:]))),
+        (ValueError, r"layer 0 keeps .*, not State\(conv=\(1, 3, 10\), S=\(1, 2, 3, 2\)\)", one,
+         dict(cache=hybrid.forward(one, *tiny(linear_conv_kernel_dim=3)[::-1])[1])),
     ]
 
 
-@pytest.mark.parametrize("case", range(13))
+@pytest.mark.parametrize("case", range(17))
 def test_refused_calls(case):
     config, weights = tiny()
     error, text, ids, arguments = calls()[case]
     with pytest.raises(error, match=text):
         hybrid.forward(ids, weights, config, **arguments)
-    assert len(calls()) == 13
+    assert len(calls()) == 17
 
 
 @pytest.mark.parametrize("text, ids, arguments", [
     (r"T at least 1: ids \(1, 0\)", np.zeros((1, 0), int), {}), ("max_new_tokens must be", None, dict(max_new_tokens=-1)),
     ("temperature must be", None, dict(temperature=-1)), ("temperature must be", None, dict(temperature=np.nan)),
+    ("temperature must be .*, not '1'", None, dict(temperature="1")), ("temperature must be .*, not None", None, dict(temperature=None)),
+    ("temperature must be", None, dict(temperature=np.ones(1))), ("top_p must be .*, not '1'", None, dict(temperature=1, top_p="1")),
     ("top_k must be", None, dict(temperature=1, top_k=0)), ("top_p must be", None, dict(temperature=1, top_p=0)),
     ("top_p must be", None, dict(temperature=1, top_p=1.5)), ("need a temperature", None, dict(top_k=3)), ("need a temperature", None, dict(top_p=.5)),
     ("eos must be", None, dict(eos="end"))])
@@ -326,6 +359,21 @@ def test_refused_generation(text, ids, arguments):
     config, weights = tiny()
     with pytest.raises(ValueError, match=text):
         hybrid.generate(np.array([[1]]) if ids is None else ids, weights, config, **dict(max_new_tokens=1) | arguments)
+
+
+def test_what_is_no_generator_config_or_mapping_is_refused():
+    config, weights = tiny()
+    ids = np.array([1, 2])
+    for rng in (5, np.random, np.random.RandomState(0)):
+        with pytest.raises(TypeError, match=r"rng must be a NumPy Generator, such as numpy.random.default_rng\(0\), not"):
+            hybrid.generate(ids, weights, config, max_new_tokens=1, temperature=1, rng=rng)
+    for call in (hybrid.forward, hybrid.loss_and_gradients, lambda *x: hybrid.generate(*x, max_new_tokens=1)):
+        with pytest.raises(TypeError, match="config must be a Config, which Config.from_dict makes, not dict"):
+            call(ids, weights, dict(model_type="qwen3_5_text"))
+        with pytest.raises(TypeError, match="weights must be a mapping of names to arrays, not list"):
+            call(ids, [weights], config)
+        with pytest.raises(TypeError, match="weights must be named by strings, not 3"):
+            call(ids, weights | {3: np.ones(1)}, config)
 
 
 def test_a_loss_needs_two_tokens():
@@ -373,10 +421,11 @@ def test_weights_that_do_not_fit_are_listed():
         hybrid.forward(np.arange(3), bad, config)
     assert str(error.value) == (
         "the weights do not fit the config; there twice: model.language_model.embed_tokens.weight; missing: model.layers.0.linear_attn.A_log, "
-        "model.norm.weight; no floats: model.layers.1.self_attn.q_norm.weight; of another shape: lm_head.weight (6, 11), not (11, 6); "
+        "model.norm.weight; no array of floats: model.layers.1.self_attn.q_norm.weight (int64); of another shape: lm_head.weight (6, 11), not (11, 6); "
         "not needed: model.layers.2.mlp.up_proj.weight")
-    with pytest.raises(ValueError, match="no floats: model.norm.weight"):
-        hybrid.prepare(weights | {"model.norm.weight": [0.] * 6}, config)
+    for x, kind in (([0.] * 6, "list"), (None, "NoneType"), (np.zeros(6, np.uint16), "uint16"), (np.ma.zeros(6), "MaskedArray")):
+        with pytest.raises(ValueError, match=rf"; no array of floats: model.norm.weight \({kind}\)$"):
+            hybrid.prepare(weights | {"model.norm.weight": x}, config)
     with pytest.raises(ValueError, match="and 7 more"):
         hybrid.prepare(weights | {f"x{i}": np.zeros(1) for i in range(47)}, config)
 
@@ -388,8 +437,9 @@ def test_tied_heads():
     ids = np.arange(5)
     expected = hybrid.forward(ids, weights, config)[0]
     assert (hybrid.forward(ids, weights | {"lm_head.weight": E.copy()}, config)[0] == expected).all()
-    with pytest.raises(ValueError, match="not needed: lm_head.weight .it is not the embedding"):
-        hybrid.forward(ids, weights | {"lm_head.weight": E + 1}, config)
+    for other in (E + 1, np.concatenate([E, E]), E[:1], None):
+        with pytest.raises(ValueError, match="not needed: lm_head.weight .it is not the embedding"):
+            hybrid.forward(ids, weights | {"lm_head.weight": other}, config)
     free = replace(config, tie_word_embeddings=False)
     assert (hybrid.forward(ids, weights | {"lm_head.weight": E}, free)[0] == expected).all()
 
@@ -404,12 +454,13 @@ def test_weights_are_looked_at_once_and_read_layer_by_layer():
             return super().__getitem__(name)
 
         def about(self, name):
-            return super().__getitem__(name).shape, "f"
+            return super().__getitem__(name).shape, np.dtype(np.float64)
 
     prepared = hybrid.prepare(Lazy(weights), config)
     assert read == [] and hybrid.prepare(prepared, config) is prepared and len(prepared) == len(weights)
+    assert "lm_head.weight" in prepared and "no" not in prepared and read == []
     hybrid.forward(np.arange(3), prepared, config)
-    assert set(read) == set(weights)
+    assert sorted(read) == sorted(weights)                                   # each of them once
     layers = [name.split(".")[2] for name in read if ".layers." in name]
     assert layers == sorted(layers)
 
@@ -452,6 +503,15 @@ def test_configuration_of_a_checkpoint():
     assert Config.from_dict(WRAPPED | {"text_config": text}) == config
 
 
+@pytest.mark.parametrize("outer, inner, tied", [
+    (True, None, True), (True, False, True), (False, True, False), (True, True, True), (None, True, True), (None, None, False)])
+def test_the_wrapper_says_whether_the_head_is_tied(outer, inner, tied):
+    """Transformers asks the outer config; the inner one, saved with it, may hold the default that was not meant."""
+    given = lambda x: {} if x is None else dict(tie_word_embeddings=x)
+    config = Config.from_dict(dict(model_type="qwen3_5", text_config=dict(model_type="qwen3_5_text") | given(inner)) | given(outer))
+    assert config.tie_word_embeddings is tied
+
+
 def test_size_of_a_model():
     """24 layers, 18 of them linear: 752 393 024 parameters in 320 tensors, counted by the framework."""
     config = Config.from_dict(dict(model_type="qwen3_5_text", hidden_size=1024, num_hidden_layers=24, num_attention_heads=8, num_key_value_heads=2,
@@ -489,6 +549,12 @@ def test_which_layers_are_mixtures():
     ("num_experts must be 0 for qwen3_5_text, not 8", dict(num_experts=8)),
     ("norm_topk_prob must be True for qwen3_5_moe_text", dict(model_type="qwen3_5_moe_text", norm_topk_prob=False)),
     ("mlp_only_layers must be", dict(model_type="qwen3_5_moe_text", mlp_only_layers=[1])),
+    ("model_type must be one of .*, not \\['qwen3_next'\\]", dict(model_type=["qwen3_next"])),
+    ("rope_parameters must be an object of names and values, not \\[1\\]", dict(rope_parameters=[1])),
+    ("layer_types must be a list, not 'full_attention'", dict(layer_types="full_attention")),
+    ("layer_types must be a list, not 4", dict(layer_types=4)),
+    ("mlp_only_layers must be a list, not '12'", dict(model_type="qwen3_next", mlp_only_layers="12")),
+    ("mlp_only_layers.0. must be an integer of at least 0, not '1'", dict(model_type="qwen3_next", mlp_only_layers=["1"])),
     ("layer_types has 2 entries for num_hidden_layers = 3", dict(layer_types=["full_attention"] * 2, num_hidden_layers=3)),
     ("layer_types must be .*, not 'sliding_attention' for layer 0", dict(layer_types=["sliding_attention"])),
     ("hidden_size must be an integer of at least 1, not 0", dict(hidden_size=0)),
@@ -508,3 +574,11 @@ def test_refused_configurations(text, fields):
         Config.from_dict(dict(model_type="qwen3_5_text") | fields)
     with pytest.raises(ValueError, match=text):
         Config.from_dict({"architectures": [], "text_config": dict(model_type="qwen3_5_text") | fields})
+
+
+def test_what_is_no_configuration():
+    for x in (None, "config.json", [1], Config.from_dict(dict(model_type="qwen3_next"))):
+        with pytest.raises(TypeError, match=f"config must be a dict, the contents of a config.json or what .*, not {type(x).__name__}"):
+            Config.from_dict(x)
+    with pytest.raises(ValueError, match="text_config must be an object of names and values, not 'x'"):
+        Config.from_dict(dict(text_config="x"))

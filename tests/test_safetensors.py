@@ -37,7 +37,8 @@ def test_bytes_by_hand(tmp_path):
     assert list(x) == ["b", "i", "f", "none"] and len(x) == 4
     assert x["b"].dtype == np.float32 and x["b"].tolist() == [[1, -2.5], [2. ** -133, np.inf]]
     assert x["i"] == -2 and x["i"].shape == () and x["f"].tolist() == [-2.5] and x["none"].shape == (0, 3)
-    assert x.about("b") == ((2, 2), "f") and x.about("i") == ((), "i")
+    assert x.about("b") == ((2, 2), np.dtype("f4")) and x.about("i") == ((), np.dtype("i2"))
+    assert "b" in x and "no" not in x
     assert not x["f"].flags.writeable
     with pytest.raises(KeyError):
         x["no"]
@@ -58,12 +59,29 @@ def test_what_is_written_is_read(tmp_path):
         assert x[name].dtype == y.dtype.newbyteorder("<") and x[name].shape == y.shape and (x[name] == y).all()
     with pytest.raises(TypeError, match="z: complex128 cannot be written"):
         safetensors.save(tmp_path / "y.safetensors", {"z": np.zeros(1, complex)})
+    for name in ("__metadata__", 3):
+        with pytest.raises(ValueError, match=f"must be named by a string other than '__metadata__', not {name!r}"):
+            safetensors.save(tmp_path / "y.safetensors", {name: np.zeros(1)})
+    with pytest.raises(TypeError, match="z: list cannot be written"):
+        safetensors.save(tmp_path / "y.safetensors", {"z": [1.]})
+    assert [path.name for path in tmp_path.iterdir()] == ["x.safetensors"]
     if importlib.util.find_spec("safetensors"):                              # the original reads the same, and what it writes is read the same
         import safetensors.numpy as original
         theirs = original.load_file(tmp_path / "x.safetensors")
         original.save_file({name: np.ascontiguousarray(y) for name, y in theirs.items()}, tmp_path / "z.safetensors")
         for name, y in safetensors.load(tmp_path / "z.safetensors").items():
             assert theirs[name].dtype == y.dtype and (theirs[name] == y).all() and (x[name] == y).all()
+
+
+def test_a_file_may_be_written_from_its_own_arrays(tmp_path):
+    """They are maps of it: writing over it would pull the ground from under them, and end Python with a bus error."""
+    path = tmp_path / "x.safetensors"
+    safetensors.save(path, {"x": np.arange(4.), "y": np.arange(3)})
+    old = dict(safetensors.load(path))
+    safetensors.save(path, {"y": old["y"], "x": old["x"], "more": np.ones(1)})
+    new = safetensors.load(path)
+    assert list(new) == ["y", "x", "more"] and new["x"].tolist() == [0, 1, 2, 3] and new["y"].tolist() == [0, 1, 2]
+    assert old["x"].tolist() == [0, 1, 2, 3] and [path.name for path in tmp_path.iterdir()] == ["x.safetensors"]
 
 
 def test_several_files(tmp_path):
@@ -76,14 +94,17 @@ def test_several_files(tmp_path):
     for path in (index, str(folder)):
         found = safetensors.load(path)
         assert list(found) == ["z", "x"] and found["x"].tolist() == [0, 1, 2] and found["z"].tolist() == [1, 1]
-    for weight_map, text in (({"q": "b.safetensors"}, "q should be in b.safetensors, but is not"), ({"x": "../a.safetensors"}, "a file beside this one"),
-                             (["x"], "a file beside this one"), ({"x": 3}, "a file beside this one")):
+    beside = "the name of a .safetensors file beside this one"
+    outside = ("../a.safetensors", "..", ".", "", str(folder / "a.safetensors"), "..\\a.safetensors", "a\0.safetensors", 3, None)
+    for weight_map, text in (({"q": "b.safetensors"}, "q should be in b.safetensors, but is not"), (["x"], beside), *(({"x": x}, beside) for x in outside)):
         index.write_text(json.dumps(dict(weight_map=weight_map)))
         with pytest.raises(ValueError, match=text):
             safetensors.load(index)
     index.write_text(json.dumps(dict(weight_map=dict(x="c.safetensors"))))
     with pytest.raises(FileNotFoundError, match="c.safetensors"):
         safetensors.load(index)
+    safetensors.save(folder / "model.safetensors", {"whole": np.ones(1)})    # beside a broken index: the single file, as in Transformers
+    assert list(safetensors.load(folder)) == ["whole"]
     index.write_text("{")
     with pytest.raises(ValueError, match="index.json: malformed JSON"):
         safetensors.load(index)
@@ -108,6 +129,11 @@ def test_several_files(tmp_path):
     ("x needs dtype, shape and two data_offsets", {"x": F32 | dict(shape=[2, 3.0])}, bytes(24)),
     ("x needs dtype, shape and two data_offsets", {"x": F32 | dict(data_offsets=[0, 24, 48])}, bytes(24)),
     ("x needs dtype, shape and two data_offsets", {"x": 3}, b""),
+    ("x has a shape that NumPy cannot hold", {"x": F32 | dict(shape=[1] * 64 + [2, 3])}, bytes(24)),
+    ("x has a shape that NumPy cannot hold", {"x": F32 | dict(shape=[2 ** 70, 0], data_offsets=[0, 0])}, b""),
+    ("__metadata__ must be an object of names and strings", {"__metadata__": {"a": 1}}, b""),
+    ("__metadata__ must be an object of names and strings", {"__metadata__": [1]}, b""),
+    ("malformed JSON", b"\xef\xbb\xbf{}", b""), ("malformed JSON", "{}".encode("utf-16-le"), b""),
     ("malformed JSON", b'{"x": ', b""), ("malformed JSON", b'{"\xff": 1}', b""), ("malformed JSON: x is there twice", b'{"x": 1, "x": 2}', b""),
     ("malformed JSON", b"[" * 100_000, b""), ("must be an object, not list", b"[1]", b""), ("malformed JSON", bytes(8), b"")])
 def test_malformed_files(tmp_path, text, header, data):
@@ -158,5 +184,5 @@ def test_a_misshapen_checkpoint_is_refused_without_reading_it(tmp_path, monkeypa
     safetensors.save(tmp_path / "model.safetensors", weights | {"model.norm.weight": np.zeros(7), "model.layers.0.linear_attn.A_log": np.zeros(2, int)})
     checkpoint = safetensors.load(tmp_path)
     monkeypatch.setattr(safetensors.Tensors, "__getitem__", None)
-    with pytest.raises(ValueError, match=r"no floats: model.layers.0.linear_attn.A_log; of another shape: model.norm.weight \(7,\), not \(6,\)"):
+    with pytest.raises(ValueError, match=r"no array of floats: model.layers.0.linear_attn.A_log \(int64\); of another shape: model.norm.weight \(7,\), not \(6,\)"):
         hybrid.forward(np.arange(3), checkpoint, config)

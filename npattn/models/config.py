@@ -77,16 +77,25 @@ class Config:
     def from_dict(cls, config):
         """From the contents of a config.json of qwen3_next, qwen3_5_text or qwen3_5_moe_text, or of one that holds such under "text_config".
 
+        Where both levels have tie_word_embeddings the outer one holds, as in Transformers.  TypeError for what is no dict; ValueError, naming
+        the field, for what is not understood.
+
         >>> Config.from_dict(dict(model_type="qwen3_next", num_hidden_layers=8)).layer_types.index("full_attention")
         3
         >>> Config.from_dict(dict(model_type="qwen3_next", hidden_act="gelu"))
         Traceback (most recent call last):
         ValueError: hidden_act must be 'silu' or 'swish', not 'gelu'
         """
-        given = {name: x for name, x in (config | (config.get("text_config") or {})).items() if x is not None and name != "text_config"}
-        kind = KINDS.get(given.pop("model_type", None))
+        if not isinstance(config, dict):
+            raise TypeError(f"config must be a dict, the contents of a config.json or what to_dict() gives, not {type(config).__name__}")
+        given = config | inner(config, "text_config")
+        if config.get("tie_word_embeddings") is not None:
+            given["tie_word_embeddings"] = config["tie_word_embeddings"]
+        given = {name: x for name, x in given.items() if x is not None and name != "text_config"}
+        model_type = given.pop("model_type", None)
+        kind = KINDS.get(model_type) if isinstance(model_type, str) else None
         if kind is None:
-            raise ValueError(f"model_type must be one of {', '.join(KINDS)}, not {(config.get('text_config') or config).get('model_type')!r}")
+            raise ValueError(f"model_type must be one of {', '.join(KINDS)}, not {model_type!r}")
         rope(given)
         for name, allowed in (ONLY | ONLY_OF_KIND[kind]).items():
             if given.get(name, allowed[0]) not in allowed:
@@ -96,6 +105,9 @@ class Config:
         unknown = given.keys() - known - IGNORED - ONLY.keys() - {"layer_types"}
         if unknown:
             raise ValueError(f"the config has fields that this model does not know, which may change the result: {', '.join(sorted(unknown))}")
+        for name in given.keys() & {"layer_types", "mlp_only_layers"}:
+            if not isinstance(given[name], (list, tuple)):
+                raise ValueError(f"{name} must be a list, not {given[name]!r}")
         if "layer_types" in given:
             given.setdefault("num_hidden_layers", len(given["layer_types"]))
         values = known | {name: x for name, x in given.items() if name in known}
@@ -116,6 +128,8 @@ class Config:
                 whole(field.name, x, least=0 if field.name in DEFAULTS and not DEFAULTS[field.name] else 1)
             if field.type is float and (isinstance(x, bool) or not isinstance(x, (int, float)) or not 0 < x < math.inf):
                 raise ValueError(f"{field.name} must be a positive number, not {x!r}")
+        for i, layer in enumerate(self.mlp_only_layers):
+            whole(f"mlp_only_layers[{i}]", layer, least=0)
         for i, kind in enumerate(self.layer_types):
             if kind not in ("linear_attention", "full_attention"):
                 raise ValueError(f"layer_types must be 'linear_attention' or 'full_attention', not {kind!r} for layer {i}")
@@ -152,9 +166,18 @@ def whole(name, x, least=1):
 def rope(given):
     """Both spellings as one: what stands under rope_parameters (or the older rope_scaling) moves to the top."""
     for outer in ("rope_parameters", "rope_scaling"):
-        for name, x in given.pop(outer, {}).items():
+        for name, x in inner(given, outer).items():
             if name not in ROPE:
                 raise ValueError(f"{outer}.{name} is not known, and may change the result")
             name = "rope_type" if name == "type" else name
             if x is not None and given.setdefault(name, x) != x:
                 raise ValueError(f"{name} is {given[name]!r} and, under {outer}, {x!r}")
+        given.pop(outer, None)
+
+
+def inner(config, name):
+    """The fields under `name`, if there are any."""
+    x = config.get(name)
+    if x is not None and not isinstance(x, dict):
+        raise ValueError(f"{name} must be an object of names and values, not {x!r}")
+    return x or {}

@@ -7,6 +7,12 @@
 ids (..., T): integers, with any leading axes (a batch, or none).  config: a `Config`.  weights: any mapping from names to arrays, which
 `prepare` looks at; give it `prepare`'s result to have that done once, and `dict(…)` of a checkpoint on disk to have it read once.  Nothing
 is converted: float32 weights make a float32 run.
+
+From a folder of the hub, or from a Transformers model:
+
+    config, weights = Config.from_dict(json.load(open(folder + "/config.json"))), safetensors.load(folder)
+    config, weights = Config.from_dict(model.config.to_dict()), {name: w.float().numpy() for name, w in model.state_dict().items()}
+    ids = generate(prompt, dict(prepare(weights, config)), config, max_new_tokens=20)
 """
 import time
 from typing import Any, NamedTuple
@@ -60,9 +66,10 @@ def generate(prompt, weights, config, *, max_new_tokens, temperature=0, top_k=No
     eos             a token or several: a row that has drawn one repeats it, and when every row has, that is the end
     attention_mask  (..., n), 0 for padding on the left of the shorter prompts
     """
+    weights = prepare(weights, config)
     check_ids(prompt, config, least=1)
-    stops = check_sampling(max_new_tokens, temperature, top_k, top_p, eos)
-    weights, rng, started = prepare(weights, config), rng or numpy.random.default_rng(), time.monotonic()
+    stops = check_sampling(max_new_tokens, temperature, top_k, top_p, rng, eos)
+    rng, started = rng or numpy.random.default_rng(), time.monotonic()
     xp, cache = array_module(weights["model.norm.weight"]), None
     ids = xp.asarray(prompt).astype(numpy.int64)                             # n
     new, done = ids, xp.zeros(ids.shape[:-1], bool)
@@ -82,10 +89,11 @@ def generate(prompt, weights, config, *, max_new_tokens, temperature=0, top_k=No
 def loss_and_gradients(ids, weights, config):
     """The mean of -ln p(next token), and its gradients by the names of `shapes`, derived by hand, each of its weight's shape and type.
 
+    Every token counts, pad_token_id too, to whose row of the embedding torch gives no gradient from the lookup.
     Kept on the way is one x per layer; what happens inside a layer is made again when its turn comes.
     """
-    check_ids(ids, config, least=2)
     weights = prepare(weights, config)
+    check_ids(ids, config, least=2)
     w, eps = weights["model.norm.weight"], config.rms_norm_eps
     xp = array_module(w)
     kept = [x for x, _ in stream(ids, weights, config, None, numpy.ones((), bool))]          # T C each

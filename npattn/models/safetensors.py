@@ -8,6 +8,7 @@ bfloat16, which NumPy does not have, is the upper half of a float32: it is widen
 """
 import json
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
@@ -41,6 +42,9 @@ class Tensors(Mapping):
             return (raw.view("<u2").astype(numpy.uint32) << 16).view(numpy.float32).reshape(e.shape)
         return raw.view(TYPES[e.dtype]).reshape(e.shape)
 
+    def __contains__(self, name):
+        return name in self.entries                      # without reading it
+
     def __iter__(self):
         return iter(self.entries)
 
@@ -48,27 +52,29 @@ class Tensors(Mapping):
         return len(self.entries)
 
     def about(self, name):
-        """(shape, kind of type) of an array, without reading it."""
+        """(shape, dtype) of an array, without reading it."""
         e = self.entries[name]
-        return e.shape, "f" if e.dtype == "BF16" else numpy.dtype(TYPES[e.dtype]).kind
+        return e.shape, numpy.dtype(TYPES.get(e.dtype, "<f4"))
 
 
 def load(path):
     """The arrays of a file, of an index (`….safetensors.index.json`) of several files beside it, or of a folder that holds either.
 
+    Of a folder that holds both the single file is read, as in Transformers.
     ValueError, with path and reason, for whatever is truncated, malformed, overlapping or of a type that NumPy cannot hold.
     """
     path = Path(path)
     if path.is_dir():
-        found = [path / name for name in ("model.safetensors.index.json", "model.safetensors") if (path / name).exists()]
+        found = [path / name for name in ("model.safetensors", "model.safetensors.index.json") if (path / name).exists()]
         if not found:
             raise ValueError(f"{path}: no model.safetensors and no model.safetensors.index.json in this folder")
         path = found[0]
     if path.suffix != ".json":
         return Tensors(read_header(path))
     files, entries = parsed(path, path.read_bytes()).get("weight_map"), {}
-    if not isinstance(files, dict) or not all(isinstance(file, str) and file == os.path.basename(file) for file in files.values()):
-        raise ValueError(f"{path}: weight_map must give the name of a file beside this one for every array")
+    beside = lambda file: isinstance(file, str) and re.fullmatch(r"[^/\\\0]+\.safetensors", file)
+    if not isinstance(files, dict) or not all(map(beside, files.values())):
+        raise ValueError(f"{path}: weight_map must give the name of a .safetensors file beside this one for every array")
     shards = {file: read_header(path.parent / file) for file in sorted(set(files.values()))}
     for name, file in files.items():
         if name not in shards[file]:
@@ -85,7 +91,9 @@ def read_header(path):
         if size < 8 or not 2 <= length <= LONGEST or 8 + length > size:
             raise ValueError(f"{path}: no safetensors file, or a truncated one: {size} bytes cannot hold a header of {length}")
         header = parsed(path, file.read(length))
-    header.pop("__metadata__", None)
+    metadata = header.pop("__metadata__", None)
+    if metadata is not None and not (isinstance(metadata, dict) and all(isinstance(x, str) for x in metadata.values())):
+        raise ValueError(f"{path}: malformed: __metadata__ must be an object of names and strings")
     entries = {name: entry(path, name, x, 8 + length) for name, x in header.items()}
     end = 8 + length
     for name, e in sorted(entries.items(), key=lambda pair: pair[1][3:]):
@@ -99,7 +107,7 @@ def read_header(path):
 
 def parsed(path, text):
     try:
-        x = json.loads(text, object_pairs_hook=unique)
+        x = json.loads(text.decode(), object_pairs_hook=unique)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path}: malformed JSON: {error}") from None
     if not isinstance(x, dict):
@@ -119,7 +127,7 @@ def entry(path, name, x, begin):
     whole = lambda n: isinstance(n, int) and not isinstance(n, bool) and n >= 0
     wholes = lambda y: isinstance(y, list) and all(map(whole, y))
     if not isinstance(x, dict) or not wholes(x.get("shape")) or not wholes(x.get("data_offsets")) or len(x["data_offsets"]) != 2:
-        raise ValueError(f"{path}: malformed: {name} needs dtype, shape and two data_offsets, has {x!r}")
+        raise ValueError(f"{path}: malformed: {name} needs dtype, shape and two data_offsets, has {x!r:.200}")
     dtype, (start, stop) = x.get("dtype"), x["data_offsets"]
     if not isinstance(dtype, str) or dtype not in TYPES and dtype != "BF16":
         raise ValueError(f"{path}: {name} has the type {dtype!r}, which NumPy cannot hold; known: BF16, {', '.join(TYPES)}")
@@ -128,11 +136,15 @@ def entry(path, name, x, begin):
         count *= n
     if stop - start != count:
         raise ValueError(f"{path}: {name} {dtype} {tuple(x['shape'])} takes {count} bytes, but its data_offsets are {start} and {stop}")
+    try:
+        numpy.broadcast_to(numpy.uint8(), x["shape"])
+    except (ValueError, OverflowError) as error:
+        raise ValueError(f"{path}: {name} has a shape that NumPy cannot hold: {error}") from None
     return Entry(path, dtype, tuple(x["shape"]), begin + start, begin + stop)
 
 
 def save(path, arrays, metadata=None):
-    """Write a mapping of names to arrays of the types above (bfloat16 aside) as one file.
+    """Write a mapping of names to arrays of the types above (bfloat16 aside) as one file, which takes the place of an old one when it is whole.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -142,13 +154,20 @@ def save(path, arrays, metadata=None):
     """
     names, header, end = {numpy.dtype(kind): name for name, kind in TYPES.items()}, {}, 0
     for name, x in arrays.items():
-        if x.dtype.newbyteorder("<") not in names:
-            raise TypeError(f"{name}: {x.dtype} cannot be written; known: {', '.join(map(str, names))}")
+        if not isinstance(name, str) or name == "__metadata__":
+            raise ValueError(f"an array must be named by a string other than '__metadata__', not {name!r}")
+        if not hasattr(x, "dtype") or x.dtype.newbyteorder("<") not in names:
+            raise TypeError(f"{name}: {getattr(x, 'dtype', type(x).__name__)} cannot be written; known: {', '.join(map(str, names))}")
         header[name] = dict(dtype=names[x.dtype.newbyteorder("<")], shape=list(x.shape), data_offsets=[end, end + x.nbytes])
         end += x.nbytes
     text = json.dumps(({"__metadata__": metadata} if metadata else {}) | header).encode()
     text += b" " * (-len(text) % 8)                      # so that the arrays begin at a multiple of 8
-    with open(path, "wb") as file:
-        file.write(len(text).to_bytes(8, "little") + text)
-        for name, x in arrays.items():
-            file.write(x.astype(x.dtype.newbyteorder("<"), copy=False).tobytes())
+    part = Path(f"{path}.part")                          # the arrays may be maps of the old file, which must not be written over
+    try:
+        with open(part, "wb") as file:
+            file.write(len(text).to_bytes(8, "little") + text)
+            for name, x in arrays.items():
+                file.write(x.astype(x.dtype.newbyteorder("<"), copy=False).tobytes())
+        os.replace(part, path)
+    finally:
+        part.unlink(missing_ok=True)

@@ -24,11 +24,16 @@ def choose(logits, temperature=0, top_k=None, top_p=None, rng=None):
     if top_k is not None:
         p = xp.where(xp.arange(p.shape[-1]) < top_k, p, 0)
         p = p / p.sum(-1, keepdims=True)
-    if top_p is not None:
-        p = xp.where(xp.cumsum(p, -1) - p < top_p, p, 0)
-    below = xp.cumsum(p, -1)
+    if top_p is not None and top_p < 1:
+        p = xp.where(running_sum(p) - p < top_p, p, 0)
+    below = running_sum(p)                                                         # vocabulary
     u = xp.asarray(rng.random(p.shape[:-1]))[..., None] * below[..., -1:]    # 1
     return xp.take_along_axis(order, (below <= u).sum(-1, keepdims=True), axis=-1)[..., 0]
+
+
+def running_sum(p):
+    """In float64 at least: a float32 sum of 250 000 probabilities stands still before its end, and that end would never be drawn."""
+    return array_module(p).cumsum(p, -1, dtype=numpy.result_type(p.dtype, numpy.float64))
 
 
 def progress(done, total, seconds):

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 import numpy
 
 from ..core.arrays import array_module
+from .config import Config
 
 EXPERT = ("gate_proj.weight", "up_proj.weight", "down_proj.weight")
 ELSEWHERE = ("model.visual.", "mtp.")                    # of other parts of a checkpoint
@@ -11,6 +12,8 @@ ELSEWHERE = ("model.visual.", "mtp.")                    # of other parts of a c
 
 def shapes(config):
     """{name: shape} of every weight, by the names of the Hugging Face state dict."""
+    if not isinstance(config, Config):
+        raise TypeError(f"config must be a Config, which Config.from_dict makes, not {type(config).__name__}")
     c, all_shapes = config, {"model.embed_tokens.weight": (config.vocab_size, config.hidden_size)}
     for i, kind in enumerate(c.layer_types):
         layer = {"input_layernorm.weight": (c.hidden_size,), "post_attention_layernorm.weight": (c.hidden_size,)}
@@ -67,6 +70,9 @@ class Weights(Mapping):
     def __getitem__(self, name):
         return self.readers[name]()
 
+    def __contains__(self, name):
+        return name in self.readers                      # without reading it
+
     def __iter__(self):
         return iter(self.readers)
 
@@ -88,10 +94,14 @@ def prepare(weights, config):
     """
     if isinstance(weights, Weights) and weights.config == config:
         return weights
+    if not isinstance(weights, Mapping):
+        raise TypeError(f"weights must be a mapping of names to arrays, not {type(weights).__name__}")
     about, wanted, problems = getattr(weights, "about", lambda name: described(weights[name])), shapes(config), {}
     note = lambda problem, text: problems.setdefault(problem, []).append(text)
     found = {}
     for name in weights:
+        if not isinstance(name, str):
+            raise TypeError(f"weights must be named by strings, not {name!r}")
         own = "model." + name.removeprefix("model.language_model.") if name.startswith("model.language_model.") else name
         if own in found:
             note("there twice", name)
@@ -104,10 +114,10 @@ def prepare(weights, config):
             return None
         name = found.pop(own)
         has, kind = about(name)
-        if has != shape:
+        if getattr(kind, "kind", "") not in ("f", "c", "O"):
+            note("no array of floats", f"{name} ({getattr(kind, '__name__', kind)})")
+        elif has != shape:
             note("of another shape", f"{name} {has}, not {shape}")
-        if kind not in "fcO":
-            note("no floats", name)
         return lambda: weights[name]
 
     readers, names = {}, set(found)
@@ -120,7 +130,7 @@ def prepare(weights, config):
         else:
             readers[own] = check(own, shape)
     embedding, head = "model.embed_tokens.weight", found.get("lm_head.weight")
-    if config.tie_word_embeddings and head and readers[embedding] and (weights[head] == readers[embedding]()).all():
+    if config.tie_word_embeddings and head and readers[embedding] and equal(weights[head], readers[embedding]()):
         del found["lm_head.weight"]
     for name in found.values():
         note("not needed", name + " (it is not the embedding, to which the config ties it)" * (config.tie_word_embeddings and name == head))
@@ -138,9 +148,15 @@ def stacked(readers):
     return read
 
 
+def equal(a, b):
+    return bool(array_module(a, b).array_equal(a, b))
+
+
 def described(x):
-    """(shape, kind of type)."""
-    return getattr(x, "shape", None), getattr(getattr(x, "dtype", None), "kind", "no array")
+    """(shape, dtype) of an array of NumPy or CuPy, (None, class) of anything else."""
+    if hasattr(x, "__array_ufunc__") and not isinstance(x, (numpy.ma.MaskedArray, numpy.matrix)):
+        return x.shape, x.dtype
+    return None, type(x)
 
 
 def listed(names, most=40):
