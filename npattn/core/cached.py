@@ -20,7 +20,8 @@ def start_cached(axes, q, k, v, *, scale, state):
     xp, q, S = start(axes, q, k, v, scale=scale, state=state)
     for name, x in dict(q=q, k=k, v=v, state=S.k).items():
         check_exponential(name, x)
-    join = lambda old, new: xp.ascontiguousarray(xp.concatenate([old, xp.broadcast_to(new, old.shape[:-2] + new.shape[-2:])], axis=-2))
+    spread = lambda x, lead: x if x.shape[:-2] == lead else xp.copy(xp.broadcast_to(x, lead + x.shape[-2:]), order="C")
+    join = lambda old, new: xp.concatenate([old, spread(new, old.shape[:-2])], axis=-2)
     return xp, q, join(S.k, k), join(S.v, v), S.k.shape[-2]                  # n+N K, n+N V
 
 
