@@ -103,7 +103,8 @@ def test_wrong_arguments_are_named_as_they_were_given():
     row = CATALOGUE["gated_delta_rule"]
     x = arguments(row, (4,))
     for wrong, error, words in [(dict(g=x["g"][:, :5]), ValueError, r"q \(4, 9, 4\)"), (dict(q=[1.]), TypeError, "q must be"),
-                                (dict(k=x["k"][:3]), ValueError, r"leading axes do not broadcast: q \(4, 9, 4\)"), (dict(g=-x["g"]), ValueError, "g is the")]:
+                                (dict(k=x["k"][:3]), ValueError, r"leading axes do not broadcast: q \(4, 9, 4\)"),
+                                (dict(g=-x["g"]), ValueError, "g is the")]:
         with pytest.raises(error, match=words):
             spread(row.module.chunk, 2)(**dict(x, **wrong))
     with pytest.raises(TypeError, match="missing a required argument: 'k'"):

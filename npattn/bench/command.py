@@ -101,7 +101,8 @@ def figures(row, work, call, x, do, of_work, settings, place, against, compiled)
                     ready = prepare(peer, work, x, do, place.name, through)
                     start = time.perf_counter()
                     theirs = ready.values(ready.call())
-                    peers[ready.name] = dict(first_call=time.perf_counter() - start, difference=difference(call(), theirs), tolerance=ready.tolerance)
+                    first_call = time.perf_counter() - start
+                    peers[ready.name] = dict(first_call=first_call, difference=difference(call(), theirs), tolerance=ready.tolerance)
                     calls[ready.name] = ready.call
                 except Exception as error:               # not installed, or cannot do this work: a line in the table says so
                     wrong.append(dict(name=peer.name, error=f"{type(error).__name__}: {error}".splitlines()[0]))
@@ -110,14 +111,15 @@ def figures(row, work, call, x, do, of_work, settings, place, against, compiled)
     result = basics(row, work, found["ours"], of_work["tokens"])
     result |= dict(operations=of_work["operations"] or None, memory=extra, limit=seconds(found["limit"]) if "limit" in found else None,
                    of_limit=1 / ratio(found["ours"], found["limit"]) if "limit" in found else None)
-    result["peers"] = wrong + [dict(name=name, **seconds(found[name]), ratio=ratio(found[name], found["ours"]), difference=peer["difference"],
-                                    same=peer["difference"] <= peer["tolerance"], first_call=peer["first_call"]) for name, peer in peers.items()]
+    result["peers"] = wrong + [dict(name=name, **seconds(found[name]), ratio=ratio(found[name], found["ours"]), first_call=peer["first_call"],
+                                    difference=peer["difference"], same=peer["difference"] <= peer["tolerance"])
+                               for name, peer in peers.items()]
     return result
 
 
 def basics(row, work, found, tokens):
-    return dict(mechanism=row.name, work=work, **seconds(found), tokens_per_second=tokens / summary(found).median, operations=None, memory=None,
-                limit=None, of_limit=None, times=None, peers=[])
+    return dict(mechanism=row.name, work=work, **seconds(found), tokens_per_second=tokens / summary(found).median, operations=None,
+                memory=None, limit=None, of_limit=None, times=None, peers=[])
 
 
 def seconds(found):
@@ -128,7 +130,8 @@ def arguments(row, settings, T, n=0, state=False):
     """(random arguments, a random gradient of the output, options), on the host."""
     rng, dtype = np.random.default_rng(0), np.dtype(settings["dtype"])
     x = row.arguments(rng, T, (settings["heads"],), K=settings["key_dim"], V=settings["value_dim"], n=n, dtype=dtype, state=state)
-    return x, rng.standard_normal(x["v"].shape).astype(dtype), dict(fixed(row), **{"chunk_size": settings["chunk"]} if settings["chunk"] else {})
+    options = dict(fixed(row), chunk_size=settings["chunk"]) if settings["chunk"] else fixed(row)
+    return x, rng.standard_normal(x["v"].shape).astype(dtype), options
 
 
 def fixed(row):
@@ -136,8 +139,9 @@ def fixed(row):
 
 
 def forms(row, settings, place):
-    workers = settings["workers"]
-    return (spread(row.module.chunk, workers), spread(row.module.chunk_vjp, workers)) if workers > 1 else (row.module.chunk, row.module.chunk_vjp)
+    """(forward, backward)."""
+    both = row.module.chunk, row.module.chunk_vjp
+    return tuple(spread(form, settings["workers"]) for form in both) if settings["workers"] > 1 else both
 
 
 def letters(row, settings, T):
@@ -159,8 +163,8 @@ def difference(ours, theirs):
 NAMES, WORKS = max(map(len, CATALOGUE)), max(map(len, (FORWARD, GRADIENTS, ONE, f"{LONGER} times the tokens")))
 COLUMNS = ("ms", "least", "most", "tokens/s", "of the limit", "memory, MiB")
 NOTES = """\
-Times are medians, with the least and the most. Of the limit: what one large matrix product of as many operations takes, on as many threads, by our time.
-Memory: at the peak, beyond arguments and results. One token: `loop` from a state, or from a cache of as many tokens as above."""
+Times are medians, with the least and the most. Of the limit: what one large matrix product of as many operations takes, on as many threads,
+by our time. Memory: at the peak, beyond arguments and results. One token: `loop` from a state, or from a cache of as many tokens as above."""
 
 
 def head(about, settings):
@@ -194,7 +198,8 @@ def peer_table(found):
     if not peers:
         return "No peer does any of this."
     width = max(len(peer["name"]) for _, peer in peers)
-    lines = [f"{'against':{width}}  {'work':{WORKS}}" + "".join(f"{name:>14}" for name in ("ms", "least", "most", "npattn faster", "values differ"))]
+    columns = ("ms", "least", "most", "npattn faster", "values differ")
+    lines = [f"{'against':{width}}  {'work':{WORKS}}" + "".join(f"{name:>14}" for name in columns)]
     for x, peer in peers:
         if "error" in peer:
             lines.append(f"{peer['name']:{width}}  {x['work']:{WORKS}}  {peer['error']}")

@@ -1,4 +1,6 @@
-"""Others that do the same work, in the same process on the same arrays: Transformers, flash-linear-attention, torch.  Imported only when asked for.
+"""Others that do the same work, in the same process on the same arrays: Transformers, flash-linear-attention, torch.
+
+Imported only when asked for.
 
 A peer is named by where it is; it is loaded as `f(q, k, v, g=…, beta=…, state=…) -> o or (o, …)`, on tensors of its layout: "bthd" (batch,
 tokens, heads, width) or "bhtd".  A first batch axis of 1 is put in front.
@@ -9,7 +11,7 @@ from typing import Callable, NamedTuple
 
 import numpy as np
 
-from ..core.states import leaves
+from ..core.states import map_state
 
 FORWARD, GRADIENTS, ONE = "forward", "forward + gradients", "one token"
 
@@ -53,13 +55,13 @@ def sdpa():
 
 
 def fla(module, name, *gates, **options):
-    """A function of flash-linear-attention that takes `gates` by these names, or (ours, theirs)."""
+    """A function of flash-linear-attention that takes `gates`, by our names."""
     def load():
         f = function(f"fla.ops.{module}", name)
         knows = inspect.signature(f).parameters
 
         def call(q, k, v, state, **given):
-            more = dict(options, **{theirs: given[ours] for ours, theirs in (gate if isinstance(gate, tuple) else (gate, gate) for gate in gates)})
+            more = dict(options, **{gate: given[gate] for gate in gates})
             if state is not None or "initial_state" in knows:
                 more["initial_state"] = state
             return f(q, k, v, **more)
@@ -103,7 +105,7 @@ PEERS = dict(
 class Prepared(NamedTuple):
     name: str
     call: Callable                                       # does the work, returns tensors
-    values: Callable                                     # of those tensors, as arrays in our layout: o, then gradients in the order of the arguments
+    values: Callable                                     # of those tensors, as arrays in our layout: o, then gradients as the arguments
     tolerance: float
 
 
@@ -114,9 +116,8 @@ def prepare(peer, work, x, do, device, compiled=False):
     if compiled:
         f = torch.compile(f)
     put = lambda y: to_torch(torch, y, peer.layout, device)
-    given = {name: y if y is None else tuple(map(put_state(torch, device), leaves(y))) if name == "state" else put(y) for name, y in x.items()}
-    if given["state"] is not None and len(given["state"]) == 1:
-        given["state"] = given["state"][0]
+    given = {name: put(y) for name, y in x.items() if name != "state"}
+    given["state"] = None if x["state"] is None else map_state(lambda y: torch.from_numpy(np.ascontiguousarray(y)).to(device)[None], x["state"])
     first = lambda result: result[0] if isinstance(result, (tuple, list)) else result
 
     if work == GRADIENTS:
@@ -136,13 +137,9 @@ def prepare(peer, work, x, do, device, compiled=False):
 
 
 def to_torch(torch, x, layout, device):
-    """(heads, tokens, …) as (1, heads, tokens, …); for "bthd" a view with the axes the other way round, which costs nothing to turn back."""
+    """(heads, tokens, …) as (1, heads, tokens, …); for "bthd" a view with the axes the other way round: that costs nothing to turn back."""
     y = torch.from_numpy(np.ascontiguousarray(x)).to(device)[None]
     return y.transpose(1, 2).detach() if layout == "bthd" else y.detach()
-
-
-def put_state(torch, device):
-    return lambda x: torch.from_numpy(np.ascontiguousarray(x)).to(device)[None]
 
 
 def from_torch(y, layout):
