@@ -27,6 +27,10 @@ def load(folder):
     return config, dict(hybrid.prepare(safetensors.load(folder), config))
 
 
+def tokens(text):
+    return np.array([int(x) for x in text.split(",")])
+
+
 def sizes(cache):
     """Bytes of every layer's state."""
     return [sum(part.nbytes for part in layer) for layer in cache.layers]
@@ -48,7 +52,7 @@ def table(config, cache, per_token):
 def main(arguments=None):
     parser = argparse.ArgumentParser(description="Run a hybrid language model and compare its cache with that of full attention.")
     parser.add_argument("--checkpoint", type=Path, help="a folder with config.json and safetensors; a tiny random model if not given")
-    parser.add_argument("--prompt", help="tokens, as 1,2,3; some random ones if not given")
+    parser.add_argument("--prompt", type=tokens, help="as 1,2,3; some random ones if not given")
     parser.add_argument("--tokens", type=int, default=24, help="how many to generate")
     parser.add_argument("--temperature", type=float, default=0.0)
     given, rng = parser.parse_args(arguments), np.random.default_rng(0)
@@ -65,7 +69,7 @@ def main(arguments=None):
         assert all((weights[name] == w).all() for name, w in made.items())
     print(f"{config.model_type}: {len(config.layer_types)} layers, {sum(w.size for w in weights.values()):,} parameters")
 
-    prompt = np.array([int(x) for x in given.prompt.split(",")]) if given.prompt else rng.integers(config.vocab_size, size=100)
+    prompt = rng.integers(config.vocab_size, size=100) if given.prompt is None else given.prompt
     started = time.monotonic()
     ids = hybrid.generate(prompt, weights, config, max_new_tokens=given.tokens, temperature=given.temperature, rng=rng)
     seconds = time.monotonic() - started

@@ -1,6 +1,7 @@
 """Reading checkpoints: files written byte by byte here, by our own writer, and by the safetensors package where there is one; and all that can be wrong."""
 import importlib.util
 import json
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -71,6 +72,19 @@ def test_what_is_written_is_read(tmp_path):
         original.save_file({name: np.ascontiguousarray(y) for name, y in theirs.items()}, tmp_path / "z.safetensors")
         for name, y in safetensors.load(tmp_path / "z.safetensors").items():
             assert theirs[name].dtype == y.dtype and (theirs[name] == y).all() and (x[name] == y).all()
+
+
+def test_every_bfloat16_is_widened_exactly_and_without_a_second_copy(tmp_path):
+    """All 65 536 of them, 16 times; what is in memory at the most is the result."""
+    bits = np.tile(np.arange(65_536, dtype="<u2"), 16)
+    checkpoint = safetensors.load(write(tmp_path / "x.safetensors", {"x": dict(dtype="BF16", shape=[16, 65_536], data_offsets=[0, 2 ** 21])}, bits.tobytes()))
+    tracemalloc.start()
+    try:
+        x = checkpoint["x"]
+        assert tracemalloc.get_traced_memory()[1] < 1.1 * x.nbytes
+    finally:
+        tracemalloc.stop()
+    assert x.dtype == np.float32 and (x.view(np.uint32).ravel() == bits.astype(np.uint32) * 65_536).all()
 
 
 def test_a_file_may_be_written_from_its_own_arrays(tmp_path):

@@ -39,7 +39,7 @@ class Tensors(Mapping):
         if e.stop > e.start:
             raw = numpy.memmap(e.path, numpy.uint8, "r", e.start, e.stop - e.start).view(numpy.ndarray)
         if e.dtype == "BF16":
-            return (raw.view("<u2").astype(numpy.uint32) << 16).view(numpy.float32).reshape(e.shape)
+            return numpy.left_shift(raw.view("<u2"), 16, dtype=numpy.uint32).view(numpy.float32).reshape(e.shape)
         return raw.view(TYPES[e.dtype]).reshape(e.shape)
 
     def __contains__(self, name):

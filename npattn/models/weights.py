@@ -141,10 +141,12 @@ def prepare(weights, config):
 
 def stacked(readers):
     """A reader of one array for all experts, whose parts stand one above the other."""
+    def join(parts):
+        return array_module(*parts).concatenate(parts, axis=0)
+
     def read():
-        experts = [[part() for part in parts] for parts in readers]
-        xp = array_module(experts[0][0])
-        return xp.stack([xp.concatenate(parts, axis=0) for parts in experts])
+        experts = [join([part() for part in parts]) for parts in readers]
+        return array_module(*experts).stack(experts)
     return read
 
 
