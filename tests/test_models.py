@@ -421,8 +421,8 @@ def test_weights_that_do_not_fit_are_listed():
         hybrid.forward(np.arange(3), bad, config)
     assert str(error.value) == (
         "the weights do not fit the config; there twice: model.language_model.embed_tokens.weight; missing: model.layers.0.linear_attn.A_log, "
-        "model.norm.weight; no array of floats: model.layers.1.self_attn.q_norm.weight (int64); of another shape: lm_head.weight (6, 11), not (11, 6); "
-        "not needed: model.layers.2.mlp.up_proj.weight")
+        "model.norm.weight; no array of floats: model.layers.1.self_attn.q_norm.weight (int64); "
+        "of another shape: lm_head.weight (6, 11), not (11, 6); not needed: model.layers.2.mlp.up_proj.weight")
     for x, kind in (([0.] * 6, "list"), (None, "NoneType"), (np.zeros(6, np.uint16), "uint16"), (np.ma.zeros(6), "MaskedArray")):
         with pytest.raises(ValueError, match=rf"; no array of floats: model.norm.weight \({kind}\)$"):
             hybrid.prepare(weights | {"model.norm.weight": x}, config)

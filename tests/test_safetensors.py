@@ -77,7 +77,8 @@ def test_what_is_written_is_read(tmp_path):
 def test_every_bfloat16_is_widened_exactly_and_without_a_second_copy(tmp_path):
     """All 65 536 of them, 16 times; what is in memory at the most is the result."""
     bits = np.tile(np.arange(65_536, dtype="<u2"), 16)
-    checkpoint = safetensors.load(write(tmp_path / "x.safetensors", {"x": dict(dtype="BF16", shape=[16, 65_536], data_offsets=[0, 2 ** 21])}, bits.tobytes()))
+    header = {"x": dict(dtype="BF16", shape=[16, 65_536], data_offsets=[0, 2 ** 21])}
+    checkpoint = safetensors.load(write(tmp_path / "x.safetensors", header, bits.tobytes()))
     tracemalloc.start()
     try:
         x = checkpoint["x"]
@@ -110,7 +111,8 @@ def test_several_files(tmp_path):
         assert list(found) == ["z", "x"] and found["x"].tolist() == [0, 1, 2] and found["z"].tolist() == [1, 1]
     beside = "the name of a .safetensors file beside this one"
     outside = ("../a.safetensors", "..", ".", "", str(folder / "a.safetensors"), "..\\a.safetensors", "a\0.safetensors", 3, None)
-    for weight_map, text in (({"q": "b.safetensors"}, "q should be in b.safetensors, but is not"), (["x"], beside), *(({"x": x}, beside) for x in outside)):
+    missing = "q should be in b.safetensors, but is not"
+    for weight_map, text in (({"q": "b.safetensors"}, missing), (["x"], beside), *(({"x": x}, beside) for x in outside)):
         index.write_text(json.dumps(dict(weight_map=weight_map)))
         with pytest.raises(ValueError, match=text):
             safetensors.load(index)
@@ -198,5 +200,6 @@ def test_a_misshapen_checkpoint_is_refused_without_reading_it(tmp_path, monkeypa
     safetensors.save(tmp_path / "model.safetensors", weights | {"model.norm.weight": np.zeros(7), "model.layers.0.linear_attn.A_log": np.zeros(2, int)})
     checkpoint = safetensors.load(tmp_path)
     monkeypatch.setattr(safetensors.Tensors, "__getitem__", None)
-    with pytest.raises(ValueError, match=r"no array of floats: model.layers.0.linear_attn.A_log \(int64\); of another shape: model.norm.weight \(7,\), not \(6,\)"):
+    text = r"no array of floats: model.layers.0.linear_attn.A_log \(int64\); of another shape: model.norm.weight \(7,\), not \(6,\)"
+    with pytest.raises(ValueError, match=text):
         hybrid.forward(np.arange(3), checkpoint, config)
