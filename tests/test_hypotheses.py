@@ -57,7 +57,8 @@ def head_loop(q, k, v, a, w, e, S, order, before=lambda t, S: S):
     return np.array(o).reshape(len(q), v.shape[1]), S
 
 
-def recurrence(name, x, scale=None, order="decay predict write read", factor=np.exp, written=True, erased=True, key_head=lambda h, H, G: h // G, columns=False,
+def recurrence(name, x, scale=None, order="decay predict write read", factor=np.exp, written=True, erased=True,
+               key_head=lambda h, H, G: h // G, columns=False,
                unit=None, before=lambda t, S: S, one=head_loop):
     """(o, final_state) in layout bthd."""
     (B, T, HV, V), H, K = x["v"].shape, x["q"].shape[2], x["q"].shape[3]
@@ -118,7 +119,8 @@ def normalised(x, divide=lambda n: n, z_first=True, strict=False, before=lambda 
     return o, Ss, zs
 
 
-def attention(x, see=lambda i, j: j <= i, scale=None, bias=None, weights=lambda w, m: w / w.sum(), kept=None, key_head=lambda h, H, G: h // G):
+def attention(x, see=lambda i, j: j <= i, scale=None, bias=None, weights=lambda w, m: w / w.sum(), kept=None,
+              key_head=lambda h, H, G: h // G):
     """Softmax attention, query by query; the scores are n + T wide where keys are cached.  bias (Hq, T, n + T)."""
     k, v = (np.concatenate([x["state." + n], x[n]], 1) if "state." + n in x else x[n] for n in "kv")
     (B, T, Hq, K), H = x["q"].shape, k.shape[2]
@@ -127,7 +129,8 @@ def attention(x, see=lambda i, j: j <= i, scale=None, bias=None, weights=lambda 
         j0 = key_head(h, H, Hq // H)
         js = [j for j in range(k.shape[1]) if see(i, j) and (kept is None or kept(b, i, h, j))]
         if js:
-            s = np.array([(K ** -0.5 if scale is None else scale) * (x["q"][b, i, h] @ k[b, j, j0]) + (0 if bias is None else bias[h, i, j]) for j in js])
+            s = np.array([(K ** -0.5 if scale is None else scale) * (x["q"][b, i, h] @ k[b, j, j0]) + (0 if bias is None else bias[h, i, j])
+                          for j in js])
             o[b, i, h] = weights(np.exp(s - s.max()), s.max()) @ v[b, js, j0]
     return o
 
@@ -141,7 +144,9 @@ def softmax_inputs(T=20, H=2, G=2, K=4, V=3, n=0, seed=1, N=None):
 # --- recognised --------------------------------------------------------------------------------------------------
 
 def named(dump, row, pairs=False, most=8):
-    """The Diagnosis, after checking that it names the row, or that the row is among those that these inputs do not tell from what it names."""
+    """The Diagnosis, after checking that it names the row, or that the row is among those that these inputs do not tell from what
+    it names.
+    """
     found = diagnose({key: y for key, y in dump.items() if y is not None}, pairs=pairs)
     assert found.verdict == "explained", (row, found.headline, found.picture)
     first = found.explanations[0]
@@ -179,23 +184,33 @@ def moved(y, by, end):
 
 # name: (mechanisms, what recurrence gets instead, what the dump says besides)
 SCALES = {
-    "scale missing": dict(scale=1.0), "scale twice": dict(scale=1 / 4), "scale inverted": dict(scale=2.0), "scale from the value width": dict(scale=3 ** -0.5),
+    "scale missing": dict(scale=1.0), "scale twice": dict(scale=1 / 4), "scale inverted": dict(scale=2.0),
+    "scale from the value width": dict(scale=3 ** -0.5),
     "scale from the width of all heads": dict(scale=8 ** -0.5)}
 NORMS = {
-    "l2 norm missing": (None, None), "l2 norm on q only": (l2, None), "l2 norm on k only": (None, l2), "RMS norm in place of the l2 norm": (lambda y: 2 * l2(y, 4e-6),) * 2,
+    "l2 norm missing": (None, None), "l2 norm on q only": (l2, None), "l2 norm on k only": (None, l2),
+    "RMS norm in place of the l2 norm": (lambda y: 2 * l2(y, 4e-6),) * 2,
     "eps outside the root": (lambda y: y / (length(y) + 1e-6),) * 2, "eps on the mean": (lambda y: l2(y, 4e-6),) * 2,
-    "eps as a maximum": (lambda y: y / np.maximum(length(y), 1e-6),) * 2, "eps 1e-12": (lambda y: l2(y, 1e-12),) * 2, "scale before the norm": (lambda y: 2 * l2(y / 2), l2)}
+    "eps as a maximum": (lambda y: y / np.maximum(length(y), 1e-6),) * 2, "eps 1e-12": (lambda y: l2(y, 1e-12),) * 2,
+    "scale before the norm": (lambda y: 2 * l2(y / 2), l2)}
 FACTORS = {
-    "gate ignored": lambda g: 0 * g + 1, "gate in base 2": lambda g: 2.0 ** g, "gate divided by ln 2": lambda g: np.exp(g / np.log(2)), "gate twice": lambda g: np.exp(g) ** 2,
-    "minus exp of the gate": lambda g: np.exp(-np.exp(g)), "sigmoid of the gate": lambda g: 1 / (1 + np.exp(-g)), "minus softplus of the gate": lambda g: 1 / (1 + np.exp(g)),
-    "gate as a factor": lambda g: g, "exp of the gate twice": lambda g: np.exp(np.exp(g)), "sign of the gate": lambda g: np.exp(-g), "gate linearised": lambda g: 1 + g}
+    "gate ignored": lambda g: 0 * g + 1, "gate in base 2": lambda g: 2.0 ** g, "gate divided by ln 2": lambda g: np.exp(g / np.log(2)),
+    "gate twice": lambda g: np.exp(g) ** 2,
+    "minus exp of the gate": lambda g: np.exp(-np.exp(g)), "sigmoid of the gate": lambda g: 1 / (1 + np.exp(-g)),
+    "minus softplus of the gate": lambda g: 1 / (1 + np.exp(g)),
+    "gate as a factor": lambda g: g, "exp of the gate twice": lambda g: np.exp(np.exp(g)), "sign of the gate": lambda g: np.exp(-g),
+    "gate linearised": lambda g: 1 + g}
 BETAS = {
-    "beta ignored": lambda b: 0 * b + 1, "sigmoid of beta again": lambda b: 1 / (1 + np.exp(-b)), "sigmoid of beta missing": lambda b: -np.log(1 / b - 1), "beta doubled": lambda b: 2 * b,
+    "beta ignored": lambda b: 0 * b + 1, "sigmoid of beta again": lambda b: 1 / (1 + np.exp(-b)),
+    "sigmoid of beta missing": lambda b: -np.log(1 / b - 1), "beta doubled": lambda b: 2 * b,
     "beta halved": lambda b: b / 2, "beta twice": lambda b: b * b}
 ORDERS = {
-    "predict before decay": ("gated_delta_rule kda", "predict decay write read"), "decay after write": ("simple_gla gla gated_delta_rule kda", "predict write decay read"),
-    "decay after read": ("gla gated_delta_rule kda", "predict write read decay"), "read before write": ("linear_attention simple_gla delta_rule gated_delta_rule", "decay predict read write"),
-    "read before decay": ("simple_gla kda", "read decay predict write"), "nothing erased": ("delta_rule gated_delta_rule kda", "decay write read")}
+    "predict before decay": ("gated_delta_rule kda", "predict decay write read"),
+    "decay after write": ("simple_gla gla gated_delta_rule kda", "predict write decay read"),
+    "decay after read": ("gla gated_delta_rule kda", "predict write read decay"),
+    "read before write": ("linear_attention simple_gla delta_rule gated_delta_rule", "decay predict read write"),
+    "read before decay": ("simple_gla kda", "read decay predict write"),
+    "nothing erased": ("delta_rule gated_delta_rule kda", "decay write read")}
 
 
 @pytest.mark.parametrize("name", ["gated_delta_rule", "gla", "linear_attention"])
@@ -224,14 +239,16 @@ def test_norms(row, name):
 def test_superfluous_norms(name):
     x = inputs(name)
     plain = lambda y: y
-    for row, unit in {"l2 norm superfluous": (l2, l2), "l2 norm of q superfluous": (l2, plain), "l2 norm of k superfluous": (plain, l2)}.items():
+    for row, unit in {"l2 norm superfluous": (l2, l2), "l2 norm of q superfluous": (l2, plain),
+                      "l2 norm of k superfluous": (plain, l2)}.items():
         named(rule(name, x, recurrence(name, x, unit=unit)), row)
 
 
 @pytest.mark.parametrize("name", ["gated_delta_rule", "gla"])
 def test_roles(name):
     x = inputs(name, H=2, G=1, V=4)
-    for row, other in {"q and k swapped": dict(q="k", k="q"), "k and v swapped": dict(k="v", v="k"), "q and v swapped": dict(q="v", v="q"), "read with k": dict(q="k")}.items():
+    for row, other in {"q and k swapped": dict(q="k", k="q"), "k and v swapped": dict(k="v", v="k"), "q and v swapped": dict(q="v", v="q"),
+                       "read with k": dict(q="k")}.items():
         named(rule(name, x, recurrence(name, x | {new: x[old] for new, old in other.items()})), row)
 
 
@@ -351,7 +368,8 @@ def test_axes(name, layout):
     stored = swap if layout == "bhtd" else lambda x: x
     named(dict(stored(dict(x, o=o.swapaxes(1, 2))), mechanism=name, layout=layout), "head and time axes swapped")
     x = stored(x)
-    seen = {key: y.reshape(y.shape[:1] + (y.shape[2], y.shape[1]) + y.shape[3:]) for key, y in x.items()}           # the other layout's axes on the same numbers
+    other = lambda y: y.reshape(y.shape[:1] + (y.shape[2], y.shape[1]) + y.shape[3:])         # the other layout's axes on the same numbers
+    seen = {key: other(y) for key, y in x.items()}
     o = recurrence(name, seen if layout == "bhtd" else swap(seen))[0]
     o = o.reshape(x["v"].shape) if layout == "bhtd" else o.swapaxes(1, 2).reshape(x["v"].shape)
     named(dict(x, o=o, mechanism=name, layout=layout), "head and time axes viewed, not swapped")
@@ -364,9 +382,12 @@ def chunk_dump(name, wrong, C, T=140, **more):
     return rule(name, x, recurrence(name, x, one=in_chunks(C, wrong)))
 
 
-FORMULAS = {"state not decayed across chunks of {}": ("carry", "simple_gla gated_delta_rule"), "writes not decayed to the end of chunks of {}": ("end", "gla gated_delta_rule"),
-            "plain causal mask inside chunks of {}": ("mask", "simple_gla gated_delta_rule"), "chunk's first state not decayed, chunks of {}": ("first", "simple_gla kda"),
-            "prediction decayed twice, chunks of {}": ("twice", "gated_delta_rule kda"), "sign of the triangular system, chunks of {}": ("sign", "delta_rule gated_delta_rule"),
+FORMULAS = {"state not decayed across chunks of {}": ("carry", "simple_gla gated_delta_rule"),
+            "writes not decayed to the end of chunks of {}": ("end", "gla gated_delta_rule"),
+            "plain causal mask inside chunks of {}": ("mask", "simple_gla gated_delta_rule"),
+            "chunk's first state not decayed, chunks of {}": ("first", "simple_gla kda"),
+            "prediction decayed twice, chunks of {}": ("twice", "gated_delta_rule kda"),
+            "sign of the triangular system, chunks of {}": ("sign", "delta_rule gated_delta_rule"),
             "decay read beyond a short last chunk of {}": ("padded", "simple_gla gated_delta_rule")}
 
 
@@ -381,7 +402,8 @@ def test_chunk_formula(row, name, C):
 def test_chunk_borders(name, C):
     x = inputs(name, T=140, H=1, G=2)
     o, final = recurrence(name, x)
-    named(rule(name, x, recurrence(name, x, before=lambda t, S: 0 * S if t and t % C == 0 else S)), f"state not carried across chunks of {C}")
+    named(rule(name, x, recurrence(name, x, before=lambda t, S: 0 * S if t and t % C == 0 else S)),
+          f"state not carried across chunks of {C}")
     last = 140 // C * C
     named(rule(name, x, recurrence(name, x, before=lambda t, S: 0 * S if t == last else S)), f"no state into a short last chunk of {C}")
     early = recurrence(name, {key: y if key == "state" else y[:, :last] for key, y in x.items()})[1]
@@ -433,7 +455,8 @@ def test_packing(name):
         finals.append(S)
     dump = dict(x, mechanism=name, state=states, cu_seqlens=cu)
     named(dump | dict(o=np.concatenate(o, 1), final_state=np.concatenate(finals)), "packed sequences leak")
-    parts = [recurrence(name, {key: y[:, a:b] for key, y in x.items()} | dict(state=states[n:n + 1])) for n, (a, b) in enumerate(zip(cu, cu[1:]))]
+    parts = [recurrence(name, {key: y[:, a:b] for key, y in x.items()} | dict(state=states[n:n + 1]))
+             for n, (a, b) in enumerate(zip(cu, cu[1:]))]
     dump |= dict(o=np.concatenate([o for o, _ in parts], 1))
     finals = np.concatenate([S for _, S in parts])
     assert diagnose(dump | dict(final_state=finals)).verdict == "right"
@@ -464,8 +487,10 @@ def test_scale_of_attention(row):
 
 
 ATTENTION = {
-    "causal mask strict": (lambda i, j: j < i, {}), "causal mask missing": (lambda i, j: True, {}), "causal mask one too late": (lambda i, j: j <= i + 1, {}),
-    "causal mask superfluous": (lambda i, j: j <= i, dict(causal=False)), "window one too wide": (lambda i, j: i - 6 < j <= i, dict(window=5)),
+    "causal mask strict": (lambda i, j: j < i, {}), "causal mask missing": (lambda i, j: True, {}),
+    "causal mask one too late": (lambda i, j: j <= i + 1, {}),
+    "causal mask superfluous": (lambda i, j: j <= i, dict(causal=False)),
+    "window one too wide": (lambda i, j: i - 6 < j <= i, dict(window=5)),
     "window one too narrow": (lambda i, j: i - 4 < j <= i, dict(window=5)), "window ignored": (lambda i, j: j <= i, dict(window=5))}
 
 
@@ -502,8 +527,10 @@ def test_masks_and_bias():
 
 def test_weights():
     x = softmax_inputs()
-    for row, weights in {"softmax not normalised": lambda w, m: w * np.exp(m), "softmax not normalised, largest score taken off": lambda w, m: w,
-                         "one more in the normaliser": lambda w, m: w / (w.sum() + np.exp(-m)), "one more in the normaliser, largest score taken off": lambda w, m: w / (w.sum() + 1)}.items():
+    for row, weights in {"softmax not normalised": lambda w, m: w * np.exp(m),
+                         "softmax not normalised, largest score taken off": lambda w, m: w,
+                         "one more in the normaliser": lambda w, m: w / (w.sum() + np.exp(-m)),
+                         "one more in the normaliser, largest score taken off": lambda w, m: w / (w.sum() + 1)}.items():
         named(softmax_dump(x, attention(x, weights=weights)), row)
 
 
@@ -528,10 +555,12 @@ def moba(n):
 
 CHOICES = {
     "one block too many": moba(4), "one block too few": moba(2), "own block not forced": lambda c, own: best(c, range(own + 1), 3),
-    "own block left out": lambda c, own: best(c, range(own), 3), "future blocks chosen": lambda c, own: [own, *best(c, [b for b in range(len(c)) if b != own], 2)]}
+    "own block left out": lambda c, own: best(c, range(own), 3),
+    "future blocks chosen": lambda c, own: [own, *best(c, [b for b in range(len(c)) if b != own], 2)]}
 
 
-@pytest.mark.parametrize("row", [*CHOICES, "own block without causal mask", "causal mask missing", "ragged block's mean over padding", "scale missing", "softmax in base 2", "cache ignored"])
+@pytest.mark.parametrize("row", [*CHOICES, "own block without causal mask", "causal mask missing", "ragged block's mean over padding",
+                                 "scale missing", "softmax in base 2", "cache ignored"])
 def test_block_topk(row):
     x = softmax_inputs(T=22, n=3 if row == "cache ignored" else 0)
     dump = {"mechanism": "block_topk_attention", "opt.block_size": 4, "opt.topk": 3, "opt.causal": True}
@@ -568,7 +597,9 @@ def test_normaliser():
 # --- gradients ---------------------------------------------------------------------------------------------------
 
 def backwards(name, x, do, dS, forget="", sums=lambda d: d.sum(0)):
-    """Gradients by the adjoint recurrence; `sums` makes one of the gradients of the heads that share a key head.  Also what dg would be without its parts."""
+    """Gradients by the adjoint recurrence; `sums` makes one of the gradients of the heads that share a key head.  Also what dg
+    would be without its parts.
+    """
     (B, T, HV, V), H, K = x["v"].shape, x["q"].shape[2], x["q"].shape[3]
     d = {key: np.zeros((B, HV, T) + y.shape[3:]) for key, y in x.items() if key != "state"} | dict(state=np.zeros((B, HV, K, V)))
     for b, h in np.ndindex(B, HV):
@@ -649,7 +680,8 @@ def test_chunks_of_the_gate_gradient(name, C):
 
 @pytest.mark.parametrize("name", ["gated_delta_rule", "delta_rule"])
 def test_gradient_of_the_delta_rule(name):
-    for row, forget in {"prediction missing in dbeta": "prediction in dbeta", "dk without the prediction": "prediction in dk", "state's gradient past the prediction": "prediction in dS"}.items():
+    for row, forget in {"prediction missing in dbeta": "prediction in dbeta", "dk without the prediction": "prediction in dk",
+                        "state's gradient past the prediction": "prediction in dS"}.items():
         named(gradient_dump(name, forget), row)
 
 
@@ -741,7 +773,8 @@ def test_gradients_of_attention(shape):
         dk[:i + 1, h] += np.outer(s, q) / 2
         dv[:i + 1, h] += np.outer(p, do[0, i, h])
     group = lambda y, sums: sums(y.reshape(20, 2, 2, -1))[None]
-    dump = softmax_dump(x, attention(x, bias=full)) | {"opt.bias": bias, "do": do, "dq": dq[None], "dbias": ds.sum(0) if bias.ndim == 2 else ds}
+    dump = softmax_dump(x, attention(x, bias=full)) | {"opt.bias": bias, "do": do, "dq": dq[None],
+                                                       "dbias": ds.sum(0) if bias.ndim == 2 else ds}
     whole = lambda sums: dict(dump, dk=group(dk, sums), dv=group(dv, sums))
     assert diagnose(whole(lambda y: y.sum(2))).verdict == "right"
     named(whole(lambda y: y.sum(2)) | dict(dbias=2 * dump["dbias"]), "dbias off by a factor")
@@ -755,5 +788,6 @@ def test_every_row_was_recognised(request):
     """Runs last: each row by at least two mechanisms, where it concerns two."""
     if len(SEEN) < len(ROWS) // 2:
         pytest.fail("run the whole file: this test counts what the others have seen")
-    few = {row: seen for row in ROWS if len(seen := SEEN.get(row, set())) < min(2, sum(ROWS[row].concerns(mechanism) for mechanism in CATALOGUE.values()))}
+    few = {row: seen for row in ROWS if len(seen := SEEN.get(row, set())) < min(2,
+        sum(ROWS[row].concerns(mechanism) for mechanism in CATALOGUE.values()))}
     assert not few

@@ -1,4 +1,6 @@
-"""Is an implementation right, and if not, why?  Its inputs and outputs, saved as a dump (derivations/dump_format.md), against this package in float64."""
+"""Is an implementation right, and if not, why?  Its inputs and outputs, saved as a dump (derivations/dump_format.md), against this
+package in float64.
+"""
 from .check import check_dump
 from .diagnosis import Diagnosis, Explanation
 from .explain import assert_matches, diagnose, explain

@@ -1,6 +1,7 @@
 """What an implementation may have computed in place of what was meant: a Problem in which every convention can be switched.
 
-A hypothesis changes a Case (`dataclasses.replace`), two hypotheses one after the other; `outcome` says what would have come out, gradients included.
+A hypothesis changes a Case (`dataclasses.replace`), two hypotheses one after the other; `outcome` says what would have come out,
+gradients included.
 """
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Mapping
@@ -13,8 +14,9 @@ from ..proof.tape import Traced, vjp
 from .problem import Problem, evaluate
 from .recurrence import ORDERS, by_chunks, by_steps
 
-MANY = 1e6                                               # numbers in all states of a sequence, from which on the tape takes heads one by one
-REFUSED = (ValueError, TypeError, KeyError, IndexError, AttributeError)       # by what makes no sense: shapes that do not fit, gates that are positive
+MANY = 1e6                                               # numbers in all states, from which on the tape takes heads one by one
+REFUSED = (ValueError, TypeError, KeyError, IndexError,
+           AttributeError)       # by what makes no sense: shapes that do not fit, gates that are positive
 
 
 @dataclass(frozen=True)
@@ -27,7 +29,7 @@ class Case(Problem):
     chunk: tuple = ()                                    # for recurrence.by_chunks: size, what is wrong
     form: Any = None                                     # a form of its own in place of the mechanism's, or a pair: it and its vjp
     around: tuple = ()                                   # form -> form, one after the other
-    outputs: tuple = ()                                  # (outputs, case) -> outputs, one after the other; gradients pass back through all of these
+    outputs: tuple = ()                                  # (outputs, case) -> outputs, one after the other; gradients pass back
     gradients: tuple = ()                                # (outputs and gradients, case) -> the same, one after the other
 
     def __repr__(self):
@@ -153,7 +155,8 @@ def by_tape(form):
 
 def wrong(case, **changes):
     """`case` with entries changed; what begins with `add_` is put behind what is there."""
-    return replace(case, **{name.removeprefix("add_"): getattr(case, name[4:]) + (x,) if name.startswith("add_") else x for name, x in changes.items()})
+    return replace(case, **{name.removeprefix("add_"): getattr(case, name[4:]) + (x,) if name.startswith("add_") else x
+                            for name, x in changes.items()})
 
 
 def changed(case, rows):

@@ -30,8 +30,10 @@ class Explanation:
         return " + ".join(self.names)
 
     def as_dict(self):
-        return dict(names=list(self.names), says=list(self.says), remedies=list(self.remedies), shows=list(self.shows), error=plain(self.error),
-                    errors={name: plain(e) for name, e in self.errors.items()}, explains=list(self.errors), leaves=list(self.leaves), rounding=self.rounding,
+        return dict(names=list(self.names), says=list(self.says), remedies=list(self.remedies), shows=list(self.shows),
+                    error=plain(self.error),
+                    errors={name: plain(e) for name, e in self.errors.items()}, explains=list(self.errors), leaves=list(self.leaves),
+                    rounding=self.rounding,
                     equivalent=[list(names) for names in self.equals])
 
     def __str__(self):
@@ -64,7 +66,8 @@ class Diagnosis:
     @property
     def headline(self):
         if self.right:
-            return "RIGHT" if self.verdict == "right" else f"RIGHT within {self.precision} rounding" + (f": {self.rounding}" if self.rounding else "")
+            return "RIGHT" if self.verdict == "right" else f"RIGHT within {self.precision} rounding" + (f": {self.rounding}"
+                                                                                                        if self.rounding else "")
         return f"EXPLAINED: {self.explanations[0].name}" if self.explanations else "UNEXPLAINED"
 
     def as_dict(self):
@@ -72,8 +75,10 @@ class Diagnosis:
         best = self.explanations[0] if self.explanations else None
         return self.report.as_dict() | dict(
             verdict=self.verdict, precision=self.precision, rounding=self.rounding, names=list(best.names) if best else [],
-            error=plain(best.error if best else max(row.error.relative for row in self.report.rows)), explanations=[x.as_dict() for x in self.explanations],
-            partial=[x.as_dict() for x in self.partial], picture=list(self.picture), not_shown_by_these_inputs=list(self.blind), tried=self.tried,
+            error=plain(best.error if best else max(row.error.relative for row in self.report.rows)),
+            explanations=[x.as_dict() for x in self.explanations],
+            partial=[x.as_dict() for x in self.partial], picture=list(self.picture), not_shown_by_these_inputs=list(self.blind),
+            tried=self.tried,
             complete=self.complete, other_mechanisms=dict(self.others), first_wrong=self.first_wrong or None)
 
     def __repr__(self):
@@ -84,7 +89,8 @@ class Diagnosis:
         lines += [f"Tried as well: {', '.join(f'{name}: {verdict}' for name, verdict in self.others)}", ""] if self.others else []
         if self.right:
             shows = list(dict.fromkeys(row.shows for row in HYPOTHESES if row.name in self.blind))
-            lines += ["Not tested, as it takes: " + "; ".join(shows[:6]) + (f"; and {len(shows) - 6} more (--json)" if len(shows) > 6 else ""), ""] if shows else []
+            lines += ["Not tested, as it takes: " + "; ".join(shows[:6]) + (f"; and {len(shows) - 6} more (--json)" if len(shows) > 6
+                                                                            else ""), ""] if shows else []
             return "\n".join([*lines, self.headline])
         wrong = [row.name for row in self.report.rows if not row.right]
         lines += [f"WRONG: {', '.join(wrong)}", ""]
@@ -93,7 +99,8 @@ class Diagnosis:
             if x.equals:
                 same = [one for one in self.explanations if one.names in x.equals]
                 shows = dict.fromkeys(show for one in (x, *same) for show in one.shows)
-                lines += [f"  These inputs do not tell it from: {'; '.join(one.name for one in same)}.", f"    To tell them apart, compare with: {'; '.join(shows)}."]
+                lines += [f"  These inputs do not tell it from: {'; '.join(one.name for one in same)}.",
+                          f"    To tell them apart, compare with: {'; '.join(shows)}."]
             lines += [""]
         lines += [f"{line}" for line in self.picture] + [""] * bool(self.picture)
         lines += [f"Some of it would be explained by\n{x}\n" for x in self.partial[:3]]
@@ -108,5 +115,7 @@ def explanations(subject, fits, rounding="", leaves=()):
         a, b = max(one.errors.values()), max(two.errors.values())
         return len(one.rows) == len(two.rows) and max(a, b) <= max(30 * min(a, b), subject.level / 100)
 
-    return tuple(Explanation(*(tuple(getattr(row, name) for row in fit.rows) for name in ("name", "says", "remedy", "shows")), fit.errors, rounding, leaves,
-                             tuple(tuple(row.name for row in other.rows) for other in fits if other is not fit and same(fit, other))) for fit in fits)
+    return tuple(Explanation(*(tuple(getattr(row, name) for row in fit.rows) for name in ("name", "says", "remedy", "shows")), fit.errors,
+                             rounding, leaves,
+                             tuple(tuple(row.name for row in other.rows) for other in fits if other is not fit and same(fit, other)))
+                 for fit in fits)

@@ -22,9 +22,9 @@ from .words import join, picture
 def diagnose(path_or_mapping, mechanism=None, layout=None, *, pairs=True, seconds=50, progress=lambda done, of: None):
     """Whether the outputs and gradients in a dump are right and, if not, why: a Diagnosis.
 
-    path_or_mapping, mechanism, layout: as for check_dump; without a mechanism, given or stored, all that fit the arrays are tried.  pairs: whether two
-    hypotheses are tried together where no single one explains, for as many `seconds` at most; progress(done, of) is called between them.
-    Raises DumpError, a ValueError of one line, for what cannot be used.
+    path_or_mapping, mechanism, layout: as for check_dump; without a mechanism, given or stored, all that fit the arrays are tried.
+    pairs: whether two hypotheses are tried together where no single one explains, for as many `seconds` at most; progress(done, of)
+    is called between them.  Raises DumpError, a ValueError of one line, for what cannot be used.
     """
     arrays = load(path_or_mapping)
     if is_layer(arrays, mechanism or name_in(arrays)):
@@ -55,7 +55,8 @@ def judged(dump, pairs, seconds, progress):
     right = right_outputs(dump)
     report = compare(dump, right)
     case = case_of(dump)
-    blind = tuple(row.name for row in HYPOTHESES if not row.back and row.concerns(case.mechanism) and row.meant(case) and not row.when(case))
+    blind = tuple(row.name for row in HYPOTHESES if not row.back and row.concerns(case.mechanism) and row.meant(case)
+                  and not row.when(case))
     if report.right:
         exact = max(row.error.relative for row in report.rows) <= LEVELS["float64"]
         coarse = [name for name, x in dump.outputs.items() if precision(x, right[name], dump.types[name]) == report.precision]
@@ -63,7 +64,8 @@ def judged(dump, pairs, seconds, progress):
         return Diagnosis("right" if exact else VERDICTS[1], report.precision, report, rounding="" if exact else some, blind=blind)
     subject = Subject(case, dump.axes, right, report.level)
     search = Search(subject, progress)
-    done = lambda verdict, precision=report.precision, **more: Diagnosis(verdict, precision, report, blind=blind, tried=search.tried, **more)
+    done = lambda verdict, precision=report.precision, **more: Diagnosis(verdict, precision, report, blind=blind, tried=search.tried,
+                                                                         **more)
 
     fits = search.single()
     if fits:
@@ -71,7 +73,8 @@ def judged(dump, pairs, seconds, progress):
     seen = recognised(subject, case, right)
     if seen:
         rows = tuple(replace(row, level=max(row.level, row.error.relative)) for row in report.rows)
-        return Diagnosis(VERDICTS[1], seen.model.precision, replace(report, rows=rows), rounding=seen.model.words, blind=blind, tried=search.tried)
+        return Diagnosis(VERDICTS[1], seen.model.precision, replace(report, rows=rows), rounding=seen.model.words, blind=blind,
+                         tried=search.tried)
     for fit in search.near(0.03)[:3]:
         base = changed(case, fit.rows)
         seen = recognised(subject, base, computed(base, subject.back))
@@ -103,14 +106,17 @@ def partly(subject, report):
 def explain(mechanism, inputs, outputs=None, *, layout=None, pairs=True, **options):
     """What explains wrong outputs: a list of Explanations, simplest first; empty if they are right, or if nothing explains them.
 
-    mechanism: a name, None to try all that fit.  inputs, outputs: mappings of names to arrays of whatever library, as in a dump (derivations/dump_format.md);
-    or one of both in `inputs`, or the path of a file.  options: scale, window, use_qk_l2norm, … as keywords, in place of opt.scale and so on in `inputs`.
+    mechanism: a name, None to try all that fit.  inputs, outputs: mappings of names to arrays of whatever library, as in a dump
+    (derivations/dump_format.md); or one of both in `inputs`, or the path of a file.  options: scale, window, use_qk_l2norm, … as
+    keywords, in place of opt.scale and so on in `inputs`.
     """
     return list(diagnose(together(inputs, outputs, options), mechanism, layout, pairs=pairs).explanations)
 
 
 def assert_matches(mechanism, inputs, outputs=None, *, layout=None, pairs=True, **options):
-    """AssertionError, with the report and what explains it as its message, unless the outputs are right to within rounding.  Arguments as for `explain`."""
+    """AssertionError, with the report and what explains it as its message, unless the outputs are right to within rounding.
+    Arguments as for `explain`.
+    """
     diagnosis = diagnose(together(inputs, outputs, options), mechanism, layout, pairs=pairs)
     assert diagnosis.right, f"\n{diagnosis}"
 

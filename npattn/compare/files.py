@@ -1,4 +1,5 @@
-"""The arrays of a dump by key: from an .npz or .safetensors file, from a folder of .npy files, or from a mapping of arrays of whatever library.
+"""The arrays of a dump by key: from an .npz or .safetensors file, from a folder of .npy files, or from a mapping of arrays of
+whatever library.
 
 Pickled objects are refused, never loaded.
 """
@@ -77,7 +78,8 @@ def host_array(key, x):
     try:
         x = x.detach().cpu() if hasattr(x, "detach") else x                  # PyTorch
         if str(getattr(x, "dtype", "")).endswith("bfloat16"):                # which NumPy does not have
-            x = x.float() if hasattr(x, "float") else x.astype(sys.modules["mlx.core"].float32 if type(x).__module__.startswith("mlx") else "float32")
+            x = x.float() if hasattr(x, "float") else x.astype(sys.modules["mlx.core"].float32 if type(x).__module__.startswith("mlx")
+                                                               else "float32")
         x = np.from_dlpack(x) if hasattr(x, "__dlpack__") and not hasattr(x, "__array__") else np.asarray(x)
     except Exception as error:                           # whatever the other library raises
         raise DumpError(f"{key} cannot be had as a NumPy array{because(error)}") from None

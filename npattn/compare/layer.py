@@ -1,6 +1,7 @@
 """A dump of a Gated DeltaNet layer: its input, its weights, and what it computed on the way, by name.
 
-Every stage is a function of what came before it; a hypothesis puts another function in the place of one.  derivations/dump_format.md names the arrays.
+Every stage is a function of what came before it; a hypothesis puts another function in the place of one.
+derivations/dump_format.md names the arrays.
 """
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
@@ -9,7 +10,7 @@ from typing import Any, Mapping
 import numpy as np
 
 from ..core.functions import gated_rms_norm, l2norm, sigmoid, softplus
-from ..core.heads import group, ungroup
+from ..core.heads import ungroup
 from ..delta import gated_delta_rule
 from ..layers import conv as convolution
 from ..layers import gated_deltanet, linear
@@ -17,8 +18,10 @@ from .layout import DumpError, check_values
 from .measure import error
 
 NAME = "gated_deltanet"
-MAKES = dict(projection="qkv z b a", convolution="conv final_state.conv", norm="q k v", gates="beta g", core="core final_state.S", gated_norm="gated", output="y")
-AXES = dict(qkv="T C", z="T H V", b="T H", a="T H", conv="T C", q="T H K", k="T H K", v="T H V", beta="T H", g="T H", core="T H V", gated="T H V", y="T C") | \
+MAKES = dict(projection="qkv z b a", convolution="conv final_state.conv", norm="q k v", gates="beta g", core="core final_state.S",
+             gated_norm="gated", output="y")
+AXES = dict(qkv="T C", z="T H V", b="T H", a="T H", conv="T C", q="T H K", k="T H K", v="T H V", beta="T H", g="T H", core="T H V",
+            gated="T H V", y="T C") | \
     {"final_state.conv": "n C", "final_state.S": "H K V"}
 
 
@@ -66,7 +69,8 @@ def core(p, layer, form=gated_delta_rule.chunk, state=True, key_heads=None, **op
     H, G = layer.n.H, layer.n.G
     heads = np.arange(H * G) // G if key_heads is None else key_heads
     q, k, v = (p[name].swapaxes(1, 2) for name in "qkv")                     # B H T K, B H T K, B HG T V
-    o, S = form(q[:, heads], k[:, heads], v, g=p["g"].swapaxes(1, 2), beta=p["beta"].swapaxes(1, 2), state=layer.state.S if state else None, **options)
+    o, S = form(q[:, heads], k[:, heads], v, g=p["g"].swapaxes(1, 2), beta=p["beta"].swapaxes(1, 2), state=layer.state.S if state else None,
+                **options)
     return {"core": o.swapaxes(1, 2), "final_state.S": S}
 
 
@@ -132,14 +136,16 @@ def read_layer(arrays):
     for key in arrays:
         if not key.startswith("weight.") and key not in (*names, *options, "x", "mask", "state.conv", "state.S"):
             close = get_close_matches(key, names, 1)
-            raise DumpError(f"unknown key {key!r}: a dump of {NAME} knows x, weight.NAME, mask, state.conv, state.S, {', '.join([*options, *names])}" +
+            raise DumpError(f"unknown key {key!r}: a dump of {NAME} knows x, weight.NAME, mask, state.conv, state.S, "
+                            f"{', '.join([*options, *names])}" +
                             (f"; did you mean {close[0]}?" if close else ""))
     fused = "in_proj_qkvz.weight" in weights
     needed = [f"in_proj_{part}.weight" for part in (("qkvz", "ba") if fused else ("qkv", "z", "b", "a"))] + \
         ["conv1d.weight", "A_log", "dt_bias", "norm.weight", "out_proj.weight"]
     missing = [f"weight.{name}" for name in needed if name not in weights] + [key for key in ("x", "opt.key_heads") if key not in arrays]
     if missing:
-        raise DumpError(f"{' and '.join(missing)} missing: {NAME} needs x, opt.key_heads and {', '.join(f'weight.{name}' for name in needed)}")
+        raise DumpError(f"{' and '.join(missing)} missing: {NAME} needs x, opt.key_heads and "
+                        f"{', '.join(f'weight.{name}' for name in needed)}")
     for key, x in arrays.items():
         if not key.startswith("opt.") and key != "mask" and (x.dtype.kind != "f" or x.dtype.itemsize > 8):
             raise DumpError(f"{key} holds {x.dtype}: it must be float16, float32 or float64")
@@ -169,7 +175,8 @@ def checked(arrays, weights):
         if key in arrays:
             of = key if key in AXES else f"final_{key}"
             kind = AXES[of].split()
-            whole = (B, *(C if (letter, key) == ("C", "y") else channels if letter == "C" else n.H if letter == "H" and key in "qk" else sizes[letter][0] for letter in kind))
+            whole = (B, *(C if (letter, key) == ("C", "y") else channels if letter == "C" else n.H if letter == "H" and key in "qk"
+                          else sizes[letter][0] for letter in kind))
             (got if key in AXES else state)[key] = shaped(key, arrays[key].astype(np.float64), whole)
     if not got:
         raise DumpError(f"there is nothing to compare: none of {', '.join(AXES)}")

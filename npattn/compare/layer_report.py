@@ -25,7 +25,8 @@ def report_on(arrays):
     names = [name for name in ORDER if name in layer.got]
     rounded = coarsest(precision(layer.got[name], right[name], arrays[name].dtype) for name in names)
     subject = Subject(layer, right, LEVELS[rounded])
-    rows = tuple(Row(name, heads_first(name, layer.got[name]).shape, axes_of(name), subject.error(name, right[name]), LEVELS[rounded]) for name in names)
+    rows = tuple(Row(name, heads_first(name, layer.got[name]).shape, axes_of(name), subject.error(name, right[name]), LEVELS[rounded])
+                 for name in names)
     n = layer.n
     sizes = dict(B=len(layer.x), T=layer.x.shape[1], C=layer.x.shape[2], H=n.H, HV=n.H * n.G, K=n.K, V=n.V)
     return Report(NAME, "bthd", sizes, tuple(assumed(layer)), rounded, rows), subject
@@ -39,7 +40,8 @@ def judged(arrays, pairs=True):
         return Diagnosis("right" if exact else VERDICTS[1], report.precision, report)
     names, first = [row.name for row in report.rows], next(row.name for row in report.rows if not row.right)
     fits, tried = search(subject, pairs)
-    return Diagnosis("explained" if fits else "unexplained", report.precision, report, explanations(subject, fits), picture=tuple(words(subject, names, first)),
+    return Diagnosis("explained" if fits else "unexplained", report.precision, report, explanations(subject, fits),
+                     picture=tuple(words(subject, names, first)),
                      tried=tried, first_wrong=first)
 
 
@@ -74,14 +76,17 @@ def search(subject, pairs):
 
 
 def words(subject, names, first):
-    """Where it begins, and whether what comes after is right for what it was given."""
+    """Where it begins, and whether what the later stages make is right for what they were given."""
     local = outcome(subject.case, given=subject.case.got)
     alone = [name for name in names if subject.error(name, local[name]).relative > subject.level]
-    after = names[names.index(first) + 1:]
-    yield f"The first that is wrong is {first}, made by the {STAGE[first]}" + (f"; before it {join(names[:names.index(first)])} {be(names[:names.index(first)])} right."
-                                                                           if names.index(first) else ".")
-    if after and not set(alone) & set(after):
-        yield f"What comes after it, {join(after)}, is right for what it was given."
-    elif after:
-        later = [name for name in after if name in alone]
-        yield f"Wrong even for what {'they were' if len(later) > 1 else 'it was'} given: {join(later)}, made by the {join({STAGE[name] for name in later})}."
+    before, here = names[:names.index(first)], [name for name in names if STAGE[name] == STAGE[first]]
+    also = [name for name in here if name in alone and name != first]
+    after = [name for name in names[names.index(first):] if name not in here]
+    yield f"The first that is wrong is {first}, made by the {STAGE[first]}" + (f", which made {join(also)} wrongly too" if also else "") + \
+        (f"; before it {join(before)} {be(before)} right." if before else ".")
+    later = [name for name in after if name in alone]
+    if after and not later:
+        yield f"What the later stages made, {join(after)}, is right for what it was given."
+    elif later:
+        stages = join({STAGE[name] for name in later})
+        yield f"Wrong even for what {'they were' if len(later) > 1 else 'it was'} given: {join(later)}, made by the {stages}."

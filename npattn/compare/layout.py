@@ -130,7 +130,9 @@ def check_values(key, x, letters, real):
         if bad.any():
             raise DumpError(f"{key} holds {what} in {bad.sum()} of {x.size} places")
     if gate and (x > 0).any():
-        raise DumpError(f"{key} is the natural logarithm of a decay, at most 0: it is positive in {(x > 0).sum()} of {x.size} places")
+        factors = "; all of it is in 0 ... 1: if these are the factors, give the logarithm" if ((x >= 0) & (x <= 1)).all() else ""
+        raise DumpError(f"{key} is the natural logarithm of a decay, at most 0: it is positive in {(x > 0).sum()} of {x.size} places"
+                        f"{factors}")
 
 
 def ours(key, x, letters, layout):

@@ -15,7 +15,8 @@ def pitfalls_command(json=False):
         for row in rows:
             if row.name.split(" of ")[-1].split(" and ")[0] in ("16", "32", "128"):
                 continue                                 # the same with another size: 64 stands for all
-            print(f"{row.name}{', or of 16, 32, 128' if ' of 64' in row.name else ''}\n    {row.says}\n    -> {row.remedy}\n    shown by: {row.shows}\n    {concerned(row)}\n")
+            sizes = ", or of 16, 32, 128" if " of 64" in row.name else ""
+            print(f"{row.name}{sizes}\n    {row.says}\n    -> {row.remedy}\n    shown by: {row.shows}\n    {concerned(row)}\n")
     print(f"{sum(map(len, TABLE.values()))} differences. `python -m npattn compare DUMP` tries each of them alone, and two together.")
     return 0
 

@@ -1,7 +1,7 @@
 """One call of a mechanism as plain arrays, and what it must return.
 
-A Problem says what was meant; `evaluate` gives the right outputs of whatever Problem it gets.  Who wants to know what another convention would have
-given changes the Problem (`dataclasses.replace`) and evaluates again.
+A Problem says what was meant; `evaluate` gives the right outputs of whatever Problem it gets.  Who wants to know what another
+convention would have given changes the Problem (`dataclasses.replace`) and evaluates again.
 """
 import inspect
 from dataclasses import dataclass, field
@@ -33,8 +33,8 @@ class Problem:
 def evaluate(problem, form="chunk", gradients=False, **keywords):
     """What the call must return, by name: o, final_state and, with `gradients`, dq, dk, …, dstate; each (B, heads, …).
 
-    `form` is loop, matrix or chunk, or a pair of functions in place of a form and its vjp; `keywords` (such as chunk_size) go to it.  ValueError or
-    TypeError where the mechanism refuses its arguments.
+    `form` is loop, matrix or chunk, or a pair of functions in place of a form and its vjp; `keywords` (such as chunk_size) go to
+    it.  ValueError or TypeError where the mechanism refuses its arguments.
     """
     q, k = (problem.arrays[name] for name in "qk")
     normal = dict(q=l2norm(q), k=l2norm(k)) if problem.l2norm else {}
@@ -87,7 +87,8 @@ def takes(mechanism):
 # --- tokens that belong together ---------------------------------------------------------------------------------
 
 def segments(problem):
-    """What runs alone, as (batch rows, tokens, columns of the scores, rows of the state): a packed sequence, or the real tokens of a padded row.
+    """What runs alone, as (batch rows, tokens, columns of the scores, rows of the state): a packed sequence, or the real tokens of
+    a padded row.
 
     Gathering the tokens is right for every mechanism, whatever padding holds.  None stands for everything at once.
     """

@@ -1,19 +1,22 @@
-"""The recurrences token by token, with the steps in any order: what an implementation computes that decays, predicts, writes or reads at another time.
+"""The recurrences token by token, with the steps in any order: what an implementation computes that decays, predicts, writes or
+reads at another time.
 
     decay      S = f[t] S                        f the factor of every channel, or one for all
     predict    u = w[t] v[t] - b[t] S^T k[t]     without this step u = w[t] v[t]; rightly w = b = beta
     write      S = S + k[t] u^T
     read       o[t] = scale S^T q[t]
 
-As in the mechanisms, but the factors may be any numbers, and everything runs on the tape of npattn.proof.  Normalised linear attention is linear attention
-with one more column of values, ones: that column of the state is the sum of the keys, and the outputs are divided by it.
+As in the mechanisms, but the factors may be any numbers, and everything runs on the tape of npattn.proof.  Normalised linear
+attention is linear attention with one more column of values, ones: that column of the state is the sum of the keys, and the outputs
+are divided by it.
 """
 import numpy as np
 
 from ..core.states import Normalized
 from ..linear.normalized_linear_attention import divide
 
-ORDERS = dict(linear_attention="write read", normalized_linear_attention="write read", simple_gla="decay write read", gla="decay write read",
+ORDERS = dict(linear_attention="write read", normalized_linear_attention="write read", simple_gla="decay write read",
+              gla="decay write read",
               delta_rule="predict write read", gated_delta_rule="decay predict write read", kda="decay predict write read",
               gated_delta_rule_predict_first="predict decay write read")
 
@@ -21,8 +24,9 @@ ORDERS = dict(linear_attention="write read", normalized_linear_attention="write 
 def by_steps(order, factor=np.exp, written=True, erased=True, across="K", stop="", normalized=False):
     """A form (q, k, v, *, g, beta, scale, state) -> o, state with the steps of `order`.
 
-    factor: from a log gate to the factor.  written, erased: whether beta multiplies the value, and the prediction.  across: "V" lets gates with one factor
-    a channel fade columns of the state in place of rows.  stop: what the gradient does not pass, the "state" or "key" in the prediction, or the "normaliser".
+    factor: from a log gate to the factor.  written, erased: whether beta multiplies the value, and the prediction.  across: "V"
+    lets gates with one factor a channel fade columns of the state in place of rows.  stop: what the gradient does not pass, the
+    "state" or "key" in the prediction, or the "normaliser".
     """
     def form(q, k, v, *, g=None, beta=None, scale=None, eps=0, state=None):
         S, v = start(k, v, state, normalized)                                # K V
@@ -48,13 +52,15 @@ def by_steps(order, factor=np.exp, written=True, erased=True, across="K", stop="
 def by_chunks(size, wrong):
     """A form that works in chunks of `size` tokens and gets one factor of the chunk formula wrong.
 
-    What a chunk has to do with is H, its first state S faded up to the token, and N, the writes inside the chunk, each faded up to the token:
+    What a chunk has to do with is H, its first state S faded up to the token, and N, the writes inside the chunk, each faded up to
+    the token:
 
         u[t] = beta[t] (v[t] - (H + N)^T k[t]),   o[t] = scale (H + N)^T q[t],   next S = H + N
 
-    wrong: "mask" reads N with nothing faded (a plain causal mask); "twice" fades H twice where it is predicted from; "sign" adds N^T k; "first" reads
-    the first state unfaded; "carry" hands it on unfaded; "end" hands on writes unfaded; "padded" reads the sum of gates up to the end of a short last chunk
-    behind its last token, where it is 0, so that what is handed on is divided by all decays of the chunk.
+    wrong: "mask" reads N with nothing faded (a plain causal mask); "twice" fades H twice where it is predicted from; "sign" adds
+    N^T k; "first" reads the first state unfaded; "carry" hands it on unfaded; "end" hands on writes unfaded; "padded" reads the sum
+    of gates up to the end of a short last chunk behind its last token, where it is 0, so that what is handed on is divided by all
+    decays of the chunk.
     """
     def form(q, k, v, *, g=None, beta=None, scale=None, state=None):
         S, v = start(k, v, state)                                            # K V

@@ -1,6 +1,7 @@
 """What low precision does: rounded inputs, matrix products of rounded operands, a state kept in few bits.
 
-The forms of the mechanisms run unchanged on arrays that round the operands of every matrix product, as tensor cores do, and add up in float32.
+The forms of the mechanisms run unchanged on arrays that round the operands of every matrix product, as tensor cores do, and add up
+in float32.
 """
 from typing import Callable, NamedTuple
 
@@ -17,8 +18,9 @@ BITS = dict(bfloat16=7, float16=10, tf32=10)             # of the mantissa that 
 def rounded(x, name):
     """x in the nearest numbers that bfloat16, float16 or TF32 holds, ties to even; its type stays.
 
-    >>> print(rounded(np.array([1 + 2 ** -8, 1 + 3 * 2 ** -8, 3e38, 7e4]), "bfloat16"), rounded(np.array([1 + 2 ** -11, 7e4]), "float16"))
-    [1.00000000e+00 1.01562500e+00 2.99076507e+38 7.01440000e+04] [ 1. inf]
+    >>> x = np.array([1 + 2 ** -8, 1 + 3 * 2 ** -8, 7e4])
+    >>> [rounded(x, name).tolist() for name in ("bfloat16", "float16", "tf32")]
+    [[1.0, 1.015625, 70144.0], [1.00390625, 1.01171875, inf], [1.00390625, 1.01171875, 70016.0]]
     """
     if name == "float16":
         with np.errstate(over="ignore"):
@@ -43,7 +45,16 @@ class Rounding(np.ndarray):
         if out is not None:
             options["out"] = tuple(np.asarray(x) if isinstance(x, Rounding) else x for x in out)
         y = getattr(ufunc, method)(*bare, **options)
-        return out[0] if out is not None else of(y, self.precision) if isinstance(y, np.ndarray) else y
+        return out[0] if out is not None else self.again(y)
+
+    def __array_function__(self, function, types, args, kwargs):
+        return self.again(super().__array_function__(function, types, args, kwargs))
+
+    def again(self, y):
+        """Results of the same kind: NumPy's functions forget it."""
+        if isinstance(y, (list, tuple)):
+            return type(y)(map(self.again, y))
+        return of(y, self.precision) if isinstance(y, np.ndarray) and y.dtype.kind == "f" else y
 
 
 def of(x, name):
@@ -68,7 +79,8 @@ def with_products(case, name):
     module = case.mechanism.module
 
     def low(x):
-        return map_state(lambda part: of(np.asarray(part, np.float32), name), x) if isinstance(x, tuple) or getattr(x, "dtype", np.dtype(bool)).kind == "f" else x
+        return map_state(lambda part: of(np.asarray(part, np.float32), name), x) if isinstance(x, tuple) or getattr(x, "dtype",
+            np.dtype(bool)).kind == "f" else x
 
     def forward(**x):
         o, state = module.chunk(**{key: low(y) for key, y in x.items()})
@@ -106,10 +118,12 @@ class Model(NamedTuple):
     back: bool = True                                    # whether it says anything of gradients
 
 
-MODELS = (
-    *(Model(name, f"q, k and v rounded to {name}", lambda case, name=name: with_inputs(case, name)) for name in BITS),
-    *(Model(name, f"{what} rounded to {name}", lambda case, name=name, what=what: with_inputs(case, name, [what])) for name in ("bfloat16", "float16") for what in ("beta", "g")),
-    *(Model(name, f"matrix products of {name} operands", lambda case, name=name: with_products(case, name)) for name in ("tf32", "bfloat16")),
+MODELS = (                                               # of two that fit about as well the first one is named
+    *(Model(name, f"matrix products of {name} operands", lambda case, name=name: with_products(case, name))
+      for name in ("tf32", "bfloat16")),
+    *(Model(name, f"q, k and v rounded to {name}", lambda case, name=name: with_inputs(case, name)) for name in ("bfloat16", "float16")),
+    *(Model(name, f"{what} rounded to {name}", lambda case, name=name, what=what: with_inputs(case, name, [what]))
+      for name in ("bfloat16", "float16") for what in ("beta", "g")),
     *(Model(name, f"state kept in {name}{every}", lambda case, name=name, n=n: with_state(case, name, n), False)
       for name in ("bfloat16", "float16") for n, every in ((1, ""), (64, " every 64 tokens"))))
 
@@ -124,13 +138,13 @@ class Recognised(NamedTuple):
 def recognised(subject, base, plain):
     """The Recognised that explains how far the outputs are from `plain`, the outcome of the Case `base`; None if none does.
 
-    Either a model gives the very numbers, or what is off goes along with what the model is off (a correlation far beyond chance) and is no larger than three times
-    that.  Noise goes along with nothing.
+    Either a model gives the very numbers, or what is off goes along with what the model is off (a correlation far beyond chance)
+    and is no larger than three times that.  Noise goes along with nothing.
     """
     wrong = [name for name, e in subject.errors(plain).items() if e > subject.level]
     found = []
     for model in MODELS:
-        if not model.back and not all(map(is_result, wrong)) or "state" in model.words and not base.mechanism.recurrent:
+        if not model.back and not (base.mechanism.recurrent and all(map(is_result, wrong))):
             continue
         with np.errstate(all="ignore"):
             try:
@@ -143,8 +157,9 @@ def recognised(subject, base, plain):
         along = min(correlation(subject.case.got[name] - plain[name], y[name] - plain[name], subject.real(name)) for name in wrong)
         exact = max(remains.values()) <= subject.level and 10 * max(remains.values()) <= max(subject.errors(plain).values())
         if exact or along > 0 and all(subject.errors(plain)[name] <= max(3 * sizes[name], subject.level) for name in y):
-            found.append((1 if exact else along, Recognised(model, sizes, remains)))
-    return max(found, key=lambda pair: pair[0])[1] if found else None
+            found.append((1.25 if exact else along, Recognised(model, sizes, remains)))
+    best = max((along for along, _ in found), default=0)
+    return next((seen for along, seen in found if along >= best - 0.25), None)
 
 
 def correlation(a, b, real):

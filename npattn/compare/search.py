@@ -1,7 +1,7 @@
 """The search: which rows of the table, alone or two together, give the numbers of a dump.
 
-Every row is first tried on a part of the dump; only what agrees there is computed as a whole.  Two rows are tried together if neither disturbs what is right
-ahead of the first wrong token, and if at least one of them changes something there.
+Every row is first tried on a part of the dump; only what agrees there is computed as a whole.  Two rows are tried together if
+neither disturbs what is right ahead of the first wrong token, and if at least one of them changes something there.
 """
 import time
 from dataclasses import replace
@@ -38,7 +38,8 @@ class Subject(NamedTuple):
 
     def errors(self, y):
         """The relative error of every output against y; infinite where shapes differ."""
-        return {name: self.error(name, y[name]).relative if name in y and y[name].shape == x.shape else np.inf for name, x in self.case.got.items()}
+        return {name: self.error(name, y[name]).relative if name in y and y[name].shape == x.shape else np.inf
+                for name, x in self.case.got.items()}
 
     def error(self, name, y):
         return error(self.case.got[name], y, self.real(name))
@@ -65,7 +66,8 @@ class Search:
         self.forward = subject.only([name for name in subject.case.got if is_result(name)])
         errors = subject.errors(subject.right)
         self.worst, self.forward_right = max(errors.values()), all(errors[name] <= subject.level for name in self.forward.case.got)
-        self.rows = [row for row in HYPOTHESES if row.concerns(subject.case.mechanism) and row.meant(subject.case) and row.when(subject.case)
+        self.rows = [row for row in HYPOTHESES if row.concerns(subject.case.mechanism) and row.meant(subject.case)
+                     and row.when(subject.case)
                      and (subject.back or not row.back)]
         K, V, T = subject.case.arrays["q"].shape[-1], subject.case.arrays["v"].shape[-1], subject.case.arrays["q"].shape[2]
         self.ahead = Ahead(subject) if "o" in subject.case.got else None
@@ -90,10 +92,11 @@ class Search:
                 return None
             return Fit(rows, self.subject.errors(y))
         y = computed(case, False) if self.forward.case.got else {}
-        errors = y if y is None else self.forward.errors(y)
-        if y is None or self.subject.back and max(errors.values(), default=0) <= 2 * self.subject.level and (y := computed(case, True)) is None:
-            return None
-        return Fit(rows, self.subject.errors(y) if self.subject.back and y.keys() >= self.subject.case.got.keys() else errors)
+        errors = {} if y is None else self.forward.errors(y)
+        if y is None or not self.subject.back or max(errors.values(), default=0) > 2 * self.subject.level:
+            return None if y is None else Fit(rows, errors)
+        y = computed(case, True)                         # gradients only where the outputs are right
+        return None if y is None else Fit(rows, self.subject.errors(y))
 
     def good(self, fit):
         """Whether it explains everything."""
@@ -112,7 +115,8 @@ class Search:
         """Single rows whose outputs are within `level`, and far better than the right ones: what remains may be rounding.  Best first."""
         rows = [row for row in self.rows if not row.back and self.ahead is not None and self.ahead.distance((row,)) <= 2 * level]
         fits = [self.singles.get(row.name) or self.whole((row,)) for row in rows]
-        return sorted((fit for fit in fits if fit is not None and fit.worst <= level and BETTER * fit.worst <= self.worst), key=lambda fit: fit.worst)
+        return sorted((fit for fit in fits if fit is not None and fit.worst <= level and BETTER * fit.worst <= self.worst),
+                      key=lambda fit: fit.worst)
 
     def pairs(self, seconds):
         """The good fits of two rows, and whether all were tried within the time."""
@@ -144,15 +148,18 @@ class Search:
             acting = inside & {one.name, two.name}
             return len(acting) == 2 or len(acting) == 1 and acting <= alone
 
-        dear = {row.name: row.whole + 2 * (self.subject.back and form_of(row.change(self.subject.case)) != "chunk") for row in rows if not row.back}
+        dear = {row.name: row.whole + 2 * (self.subject.back and form_of(row.change(self.subject.case)) != "chunk") for row in rows
+                if not row.back}
         return sorted((pair for pair in combinations(rows, 2) if may(*pair)), key=lambda pair: sum(dear.get(row.name, 0) for row in pair))
 
     def explains_outputs(self, row):
         """Whether a row makes all outputs right that are no gradients; true if there are none."""
         fit = self.singles.get(row.name)
-        return not self.forward.case.got or fit is not None and all(fit.errors[name] <= self.subject.level for name in self.forward.case.got)
+        return not self.forward.case.got or fit is not None and all(fit.errors[name] <= self.subject.level
+                                                                    for name in self.forward.case.got)
 
     def ranked(self, fits):
         """By how well the numbers agree, to a power of ten, then as in the table."""
         place = {row.name: n for n, row in enumerate(HYPOTHESES)}
-        return sorted(fits, key=lambda fit: (round(np.log10(max(fit.worst, self.subject.level * 1e-3))), [place[row.name] for row in fit.rows]))
+        return sorted(fits, key=lambda fit: (round(np.log10(max(fit.worst, self.subject.level * 1e-3))),
+                                             [place[row.name] for row in fit.rows]))

@@ -41,30 +41,34 @@ class Simulation:
 def simulate(path_or_mapping, precision, mechanism=None, layout=None):
     """A Simulation in bfloat16, float16 or tf32: for T as it is, and for the tokens repeated two, four and eight times.
 
-    q, k and v are rounded, and so are outputs (but for tf32, which is no type of storage); all matrix products take rounded operands and add up in float32; the
-    state is kept in float32, or in the low precision too, rounded after every token.  Against the right numbers for the inputs as they are, in float64.
+    q, k and v are rounded, and so are outputs (but for tf32, which is no type of storage); all matrix products take rounded
+    operands and add up in float32; the state is kept in float32, or in the low precision too, rounded after every token.  Against
+    the right numbers for the inputs as they are, in float64.
     """
     dump = read(path_or_mapping, mechanism, layout)
     case, axes = case_of(dump), dump.axes
     right, rows = right_outputs(dump), []
     yours = Subject(case, axes, right, 0).errors(right)
     forward = [name for name in dump.outputs if not name.startswith("d")] or ["o"]
-    whole = case.real is None and case.cu_seqlens is None and not {"mask", "bias"} & case.arrays.keys() and case.arrays["q"].shape[2] == case.arrays["k"].shape[2]
+    whole = case.real is None and case.cu_seqlens is None and not {"mask",
+        "bias"} & case.arrays.keys() and case.arrays["q"].shape[2] == case.arrays["k"].shape[2]
     for times in (1, 2, 4, 8) if whole else (1,):
         T = times * case.arrays["q"].shape[2]
         if times > 1 and T * case.arrays["q"].shape[0] > LONGEST:
             break
         long = repeated(case, times)
         true = outcome(long)
-        subject = Subject(replace(long, got={name: true[name] for name in forward if name in true}), axes | dict(o=["B", "H", "T", "V"]), true, 0)
+        subject = Subject(replace(long, got={name: true[name] for name in forward if name in true}), axes | dict(o=["B", "H", "T", "V"]),
+                          true, 0)
         for what, change in models(precision, case.mechanism.recurrent):
             with np.errstate(all="ignore"):
                 rows.append((T, what, subject.errors(outcome(change(long)))))
-    return Simulation(case.mechanism.name, precision, tuple(rows), {name: e for name, e in yours.items()} | {name: yours.get(name) for name in forward})
+    return Simulation(case.mechanism.name, precision, tuple(rows), yours | {name: yours.get(name) for name in forward})
 
 
 def models(precision, recurrent):
-    stored = lambda case: case if precision == "tf32" else wrong(case, add_outputs=lambda y, c: {name: rounded(x, precision) for name, x in y.items()})
+    low = lambda y, case: {name: rounded(x, precision) for name, x in y.items()}
+    stored = lambda case: case if precision == "tf32" else wrong(case, add_outputs=low)
     inputs = lambda case: case if precision == "tf32" else with_inputs(case, precision)
     products = lambda case: stored(with_products(inputs(case), precision))
     if precision != "tf32":

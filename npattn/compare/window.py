@@ -69,14 +69,17 @@ class Slice:
 
     def agrees(self, rows):
         y = computed(changed(self.case, rows), self.back)
-        return y is not None and all(name in y and y[name].shape == x.shape and apart(y[name], x, self.counted[name]) <= 2 * self.level * self.sizes[name]
+        return y is not None and all(name in y and y[name].shape == x.shape
+                                     and apart(y[name], x, self.counted[name]) <= 2 * self.level * self.sizes[name]
                                      for name, x in self.case.got.items())
 
 
 # --- parts -------------------------------------------------------------------------------------------------------
 
 def cut(case, row, tokens=None, head=None):
-    """A batch row of a Case, perhaps only its first tokens (unless queries and keys are not as many) or one key head.  What it returned is kept of a head."""
+    """A batch row of a Case, perhaps only its first tokens (unless queries and keys are not as many) or one key head.  What it
+    returned is kept of a head.
+    """
     T, few, recurrent = case.arrays["q"].shape[2], case.arrays["k"].shape[1], case.mechanism.recurrent
     some = slice(tokens if case.arrays["k"].shape[2] == T else None)
     n = case.arrays["state.k"].shape[2] if "state.k" in case.arrays else 0
@@ -93,7 +96,8 @@ def cut(case, row, tokens=None, head=None):
             return x[..., :n + some.stop] if x.shape[3] > 1 and some.stop is not None else x
         return x if "state" in name else x[:, :, some]
 
-    return replace(case, arrays={name: part(name, x) for name, x in case.arrays.items()}, got={} if head is None else {name: part(name, x) for name, x in case.got.items()},
+    return replace(case, arrays={name: part(name, x) for name, x in case.arrays.items()},
+                   got={} if head is None else {name: part(name, x) for name, x in case.got.items()},
                    real=None if case.real is None else case.real[row:row + 1, some],
                    cu_seqlens=None if case.cu_seqlens is None or some.stop is None else np.minimum(case.cu_seqlens, some.stop))
 

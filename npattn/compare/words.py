@@ -13,7 +13,8 @@ def picture(subject):
     wrong = [name for name, e in each.items() if e.relative > subject.level]
     results, gradients = ([name for name in each if is_result(name) == yes] for yes in (True, False))
     if results and wrong and not set(wrong) & set(results):
-        yield f"All outputs are right; of the gradients {join(wrong)} {be(wrong)} wrong" + (f", {join(set(gradients) - set(wrong))} right." if set(gradients) - set(wrong) else ".")
+        yield f"All outputs are right; of the gradients {join(wrong)} {be(wrong)} wrong" + (f", {join(set(gradients) - set(wrong))} right."
+                                                                                            if set(gradients) - set(wrong) else ".")
     elif "o" in each and "o" not in wrong and wrong and all("final_state" in name for name in wrong):
         yield "Only the final state is wrong: every output is right, so it is what is returned after the last token, not the recurrence."
     for name in wrong:
@@ -51,7 +52,8 @@ def place_words(name, e, axes, level):
         elif 0 < hit.sum() < there.sum():
             found.append(f"{name} is wrong in {word}{'s' if hit.sum() > 1 else ''} {ranges(np.flatnonzero(hit))} only.")
     if e.nonfinite:
-        found.append(f"{name} is NaN or infinite in {e.nonfinite} places: an overflow, if exponents that reach exp can be positive; or memory that was never written.")
+        found.append(f"{name} is NaN or infinite in {e.nonfinite} places: an overflow, if exponents that reach exp can be positive; "
+                     "or memory that was never written.")
     return found or [f"{name} is wrong everywhere, by {e.relative:.1e} of its largest entry at most."]
 
 
@@ -68,7 +70,8 @@ def token_words(name, errors, hit, there):
     if len(x) >= 16 and np.isfinite(x).all():
         quarters = [np.median(part) for part in np.array_split(x, 4)]
         if quarters[3] > 4 * quarters[0] > 0 and all(a < 1.5 * b for a, b in zip(quarters, quarters[1:])):
-            yield f"The error of {name} grows with the position, from {quarters[0]:.1e} in the first quarter to {quarters[3]:.1e} in the last: something is lost at every token."
+            yield (f"The error of {name} grows with the position, from {quarters[0]:.1e} in the first quarter to {quarters[3]:.1e} in the "
+                   "last: something is lost at every token.")
 
 
 def correlation(a, b):

@@ -2,7 +2,7 @@
 
 Rows are tried from top to bottom; of two that explain a dump equally well the upper one is named first.
 """
-from . import attention, gates, gradients, layer, layout, order, scale
+from . import attention, choice, chunks, gates, gradients, heads, layer, normaliser, order, scale, sequences
 
 TABLE = {
     "Scale": scale.SCALE,
@@ -12,12 +12,12 @@ TABLE = {
     "Write strength": gates.STRENGTH,
     "Order of the steps": order.ORDER,
     "States": order.STATE,
-    "Heads and axes": layout.HEADS,
-    "Chunks": layout.CHUNKS,
-    "Padding and packed sequences": layout.SEQUENCES,
+    "Heads and axes": heads.HEADS,
+    "Chunks": chunks.CHUNKS,
+    "Padding and packed sequences": sequences.SEQUENCES,
     "Who sees whom": attention.MASK,
-    "Weights": attention.WEIGHTS + attention.NORMALISER,
-    "Choice of blocks": attention.BLOCKS,
+    "Weights": attention.WEIGHTS + normaliser.NORMALISER,
+    "Choice of blocks": choice.BLOCKS,
     "Gradient of the gate": gradients.GATE,
     "Gradients": gradients.OTHERS + gradients.FACTOR,
     "Gated DeltaNet layer": layer.LAYER,

@@ -1,19 +1,14 @@
-"""Who sees whom, and what the weights are: softmax attention, block top-k attention, normalised linear attention."""
+"""Who sees whom, and what the weights are: softmax attention, and block top-k attention's causal mask."""
 import inspect
 
 import numpy as np
 
-from ...core.arrays import array_module
-from ...core.blocks import blocks
 from ...core.cached import scores, start_cached
-from ...core.functions import softmax
 from ...core.states import Cache
-from ...softmax.softmax_attention import sight
-from ...sparse.block_topk_attention import means, rank, sees, whole
+from ...softmax.softmax_attention import sight, whole
 from ..case import wrong
 from ..hypothesis import Hypothesis
 from ..problem import takes
-from ..recurrence import by_steps
 
 
 def setting(case, name):
@@ -97,127 +92,56 @@ def has_window(case):
 SOFTMAX = "softmax_attention"
 WINDOW = "Query i sees the keys j with i - window < j <= i: itself and window - 1 before it."
 MASK = (
-    Hypothesis("causal mask missing", "causal", options(causal=False), "Later tokens are seen.", "Hide the keys j > i.", "more than one token", only="cached",
+    Hypothesis("causal mask missing", "causal", options(causal=False), "Later tokens are seen.", "Hide the keys j > i.",
+               "more than one token", only="cached",
                meant=lambda c: "causal" in takes(c.mechanism)[2] and is_causal(c), whole=True),
-    Hypothesis("causal mask strict", "causal", hide(lambda back, c: back > 0), "A token does not see itself (and the first nothing).", "Hide j > i, not j >= i.", "any inputs",
+    Hypothesis("causal mask strict", "causal", hide(lambda back, c: back > 0), "A token does not see itself (and the first nothing).",
+               "Hide j > i, not j >= i.", "any inputs",
                only=SOFTMAX, meant=is_causal),
-    Hypothesis("causal mask one too late", "causal", hide(lambda back, c: back >= -1, causal=False), "A token sees the next one.", "Hide j > i.", "more than one token", only=SOFTMAX,
+    Hypothesis("causal mask one too late", "causal", hide(lambda back, c: back >= -1, causal=False), "A token sees the next one.",
+               "Hide j > i.", "more than one token", only=SOFTMAX,
                meant=lambda c: is_causal(c) and not has_window(c)),
-    Hypothesis("causal mask superfluous", "causal", hide(lambda back, c: back >= 0), "Later tokens are hidden, which was not meant.", "Leave out the causal mask, or say opt.causal.", "more than one token",
+    Hypothesis("causal mask superfluous", "causal", hide(lambda back, c: back >= 0), "Later tokens are hidden, which was not meant.",
+               "Leave out the causal mask, or say opt.causal.", "more than one token",
                only=SOFTMAX, meant=lambda c: not is_causal(c)),
     Hypothesis("causal mask aligned to the last key", "causal", hide(lambda back, c: back + places(c)[2] - places(c)[0] >= 0, causal=False),
-               "The last query is taken to stand at the last key (bottom right).", "Both count from the first, behind the cache.", "other numbers of queries and keys", only=SOFTMAX,
+               "The last query is taken to stand at the last key (bottom right).", "Both count from the first, behind the cache.",
+               "other numbers of queries and keys", only=SOFTMAX,
                meant=lambda c: is_causal(c) and not has_window(c), when=lambda c: places(c)[0] != places(c)[2], whole=True),
-    Hypothesis("positions without the cache", "causal", hide(lambda back, c: back - places(c)[1] >= 0), "Query i stands at i, though n tokens are cached.", "It stands at n + i.",
+    Hypothesis("positions without the cache", "causal", hide(lambda back, c: back - places(c)[1] >= 0),
+               "Query i stands at i, though n tokens are cached.", "It stands at n + i.",
                "an initial cache", only=SOFTMAX, meant=is_causal, when=lambda c: places(c)[1] > 0),
-    Hypothesis("window one too wide", "window", options(window=lambda c: setting(c, "window") + 1), "The window counts the tokens before, without the token itself.", WINDOW,
+    Hypothesis("window one too wide", "window", options(window=lambda c: setting(c, "window") + 1),
+               "The window counts the tokens before, without the token itself.", WINDOW,
                "more tokens than the window", only=SOFTMAX, meant=has_window),
-    Hypothesis("window one too narrow", "window", options(window=lambda c: setting(c, "window") - 1), "The window is one token too short.", WINDOW, "more tokens than the window", only=SOFTMAX,
+    Hypothesis("window one too narrow", "window", options(window=lambda c: setting(c, "window") - 1), "The window is one token too short.",
+               WINDOW, "more tokens than the window", only=SOFTMAX,
                meant=lambda c: has_window(c) and setting(c, "window") > 1),
-    Hypothesis("window ignored", "window", options(window=None), "All earlier tokens are seen.", WINDOW, "more tokens than the window", only=SOFTMAX, meant=has_window),
-    Hypothesis("mask ignored", "mask", without("mask"), "opt.mask is not used.", "Hide where it is False.", "a mask that hides something", only=SOFTMAX, meant=lambda c: "mask" in c.arrays),
-    Hypothesis("mask inverted", "mask", inverted, "True is taken for hidden.", "True means that a query may see the key.", "a mask", only=SOFTMAX, meant=lambda c: "mask" in c.arrays),
-    Hypothesis("-1e9 in place of -inf", "mask causal window", big_negative, "A query that sees nothing gets the mean of all values: hidden scores are large, not infinite.",
+    Hypothesis("window ignored", "window", options(window=None), "All earlier tokens are seen.", WINDOW, "more tokens than the window",
+               only=SOFTMAX, meant=has_window),
+    Hypothesis("mask ignored", "mask", without("mask"), "opt.mask is not used.", "Hide where it is False.", "a mask that hides something",
+               only=SOFTMAX, meant=lambda c: "mask" in c.arrays),
+    Hypothesis("mask inverted", "mask", inverted, "True is taken for hidden.", "True means that a query may see the key.", "a mask",
+               only=SOFTMAX, meant=lambda c: "mask" in c.arrays),
+    Hypothesis("-1e9 in place of -inf", "mask causal window", big_negative,
+               "A query that sees nothing gets the mean of all values: hidden scores are large, not infinite.",
                "Give zeros to rows without a key.", "a query that sees no key", only=SOFTMAX, whole=True,
                meant=lambda c: bool({"mask", "bias"} & c.arrays.keys())),
-    Hypothesis("bias ignored", "bias", biased(lambda b, c: np.where(b == -np.inf, b, 0)), "opt.bias is not added.", "Add it to the scaled scores.", "a bias", only=SOFTMAX,
+    Hypothesis("bias ignored", "bias", biased(lambda b, c: np.where(b == -np.inf, b, 0)), "opt.bias is not added.",
+               "Add it to the scaled scores.", "a bias", only=SOFTMAX,
                meant=lambda c: "bias" in c.arrays),
-    Hypothesis("bias scaled", "bias", biased(lambda b, c: b * meant_scale(c)), "The bias is added before the scale is applied.", "Scale q k^T first, then add the bias.",
+    Hypothesis("bias scaled", "bias", biased(lambda b, c: b * meant_scale(c)), "The bias is added before the scale is applied.",
+               "Scale q k^T first, then add the bias.",
                "a scale other than 1", only=SOFTMAX, meant=lambda c: "bias" in c.arrays),
-    Hypothesis("bias negated", "bias", biased(lambda b, c: np.where(b == -np.inf, b, -b)), "The bias is subtracted.", "Add it.", "a bias", only=SOFTMAX, meant=lambda c: "bias" in c.arrays))
+    Hypothesis("bias negated", "bias", biased(lambda b, c: np.where(b == -np.inf, b, -b)), "The bias is subtracted.", "Add it.", "a bias",
+               only=SOFTMAX, meant=lambda c: "bias" in c.arrays))
 
 WEIGHTS = tuple(Hypothesis(name, "weights", weighed(weights), says, remedy, shows, only=SOFTMAX) for name, weights, says, remedy, shows in (
-    ("softmax not normalised", lambda o, z, m: o * np.exp(m), "The weights are e^score, not divided by their sum.", "Divide by the sum of e^score.", "any inputs"),
-    ("softmax not normalised, largest score taken off", lambda o, z, m: o, "The weights are e^(score - largest), not divided by their sum.", "Divide by their sum.", "scores that are not equal"),
-    ("one more in the normaliser", lambda o, z, m: o / (z + np.exp(-m)), "1 is added to the sum of e^score: a sink.", "Divide by the sum alone.", "any inputs"),
-    ("one more in the normaliser, largest score taken off", lambda o, z, m: o / (z + 1), "1 is added to the sum of e^(score - largest).", "Divide by the sum alone.", "any inputs")))
-
-
-# --- block top-k -------------------------------------------------------------------------------------------------
-
-def chosen(keep, mean=means, see=None):
-    """Attention over the blocks that keep(scores, own block of each query, topk, causal) gives."""
-    def change(case):
-        def form(q, k, v, *, block_size, topk, causal=False, scale=None, state=None):
-            xp, q, k, v, n = start_cached(case.mechanism.axes, q, k, v, scale=scale, state=state)
-            r = mean(k, block_size)                                          # blocks K
-            c = sum(q[..., :, x, None] * r[..., None, :, x] for x in range(q.shape[-1])).real                # T blocks
-            own = (n + np.arange(q.shape[-2])[:, None]) // block_size        # T 1
-            kept = keep(getattr(c, "value", c), own, topk, causal)           # T blocks
-            p = softmax(scores(q, k, None, sees(kept, n, whole(q), whole(k), block_size, causal and see is None)))         # T n+N
-            return p @ v, Cache(k, v)                                        # T V
-        return wrong(case, form=form)
-    return change
-
-
-def rightly(c, own, topk, causal):
-    b = np.arange(c.shape[-1])
-    return (rank(np, np.where(b < own, c, -np.inf)) < topk - 1) & (b < own) | (b == own) if causal else rank(np, c) < topk
-
-
-def own_unforced(c, own, topk, causal):
-    b = np.arange(c.shape[-1])
-    return (rank(np, np.where(b <= own, c, -np.inf)) < topk) & (b <= own)
-
-
-def past_only(c, own, topk, causal):
-    b = np.arange(c.shape[-1])
-    return (rank(np, np.where(b < own, c, -np.inf)) < topk) & (b < own)
-
-
-def any_block(c, own, topk, causal):
-    b = np.arange(c.shape[-1])
-    return (rank(np, np.where(b != own, c, -np.inf)) < topk - 1) & (b != own) | (b == own)
-
-
-def padded_means(k, block_size):
-    """The mean over block_size keys, those that are missing counted as zeros."""
-    parts = [k[..., b, :].sum(-2, keepdims=True) / block_size for b in blocks(k.shape[-2], block_size)]
-    return array_module(k).concatenate(parts, axis=-2)
-
-
-TOPK = "block_topk_attention"
-CHOICE = "topk counts the own block, which is always kept; the others are the best of those that lie before it."
-BLOCKS = (
-    Hypothesis("one block too many", "choice", options(topk=lambda c: c.options["topk"] + 1), "topk + 1 blocks are kept: the own one is not counted.", CHOICE,
-               "more blocks than topk", only=TOPK),
-    Hypothesis("one block too few", "choice", options(topk=lambda c: c.options["topk"] - 1), "topk - 1 blocks are kept.", CHOICE, "topk of at least 2", only=TOPK,
-               when=lambda c: c.options["topk"] > 1),
-    Hypothesis("own block not forced", "choice", chosen(own_unforced), "The own block competes with the earlier ones, by its mean.", CHOICE, "more blocks than topk", only=TOPK,
-               meant=is_causal, whole=True),
-    Hypothesis("own block left out", "choice", chosen(past_only), "Only blocks before the own one are kept.", CHOICE, "any inputs", only=TOPK, meant=is_causal),
-    Hypothesis("future blocks chosen", "choice", chosen(any_block), "Blocks that lie ahead compete too; their tokens are hidden afterwards, and the places are lost.",
-               "Leave blocks that lie ahead out of the ranking.", "more blocks than topk", only=TOPK, meant=is_causal, whole=True),
-    Hypothesis("own block without causal mask", "causal", chosen(rightly, see="all"), "Inside its own block a token sees later ones.", "Hide the keys j > i there as well.",
-               "a block size over 1", only=TOPK, meant=is_causal, whole=True),
-    Hypothesis("ragged block's mean over padding", "mean", chosen(rightly, padded_means), "The mean key of the last, shorter block is divided by the block size.",
-               "Divide by the number of keys that there are.", "a number of keys that is no multiple of the block size, and a choice that depends on it", only=TOPK, whole=True,
-               when=lambda c: (places(c)[1] + places(c)[2]) % c.options["block_size"] != 0))
-
-
-# --- normalised linear attention ---------------------------------------------------------------------------------
-
-def linear(divide):
-    """o = divide(S^T q, z . q) of the normalised form's states."""
-    def change(case):
-        sums = by_steps("write read", normalized=True)
-
-        def form(q, k, v, *, eps=0, state=None):
-            o, last = sums(q, k, v, state=state, eps=eps)
-            z = state.z[..., None, :] if state is not None else 0
-            n = (q * (np.cumsum(k, -2) + z)).sum(-1)[..., None]              # T 1
-            return divide(o * (n + eps), n + eps), last
-        return wrong(case, form=form)
-    return change
-
-
-def without_z(case):
-    return wrong(case, add_inputs=lambda x: x | {"state.z": 0 * x["state.z"]})
-
-
-NORMALISED = "normalized_linear_attention"
-NORMALISER = tuple(Hypothesis(name, "weights", change, says, remedy, shows, only=NORMALISED, when=when) for name, change, says, remedy, shows, when in (
-    ("normaliser missing", linear(lambda x, n: x), "The sum of the weights is not divided by.", "Divide by q . z, z the sum of the keys.", "any inputs", lambda c: True),
-    ("normaliser at least 1", linear(lambda x, n: x / np.maximum(abs(n), 1)), "The output is divided by max(|q . z|, 1).", "Divide by q . z itself.", "sums of weights below 1", lambda c: True),
-    ("eps 1e-6 in the normaliser", options(eps=1e-6), "1e-6 is added to the sum of the weights.", "Add opt.eps, 0 unless given.", "small sums of weights", lambda c: c.options.get("eps", 0) != 1e-6),
-    ("initial sum of keys ignored", without_z, "state.z is not used.", "Begin the sum of the keys with it.", "an initial state", lambda c: "state.z" in c.arrays)))
+    ("softmax not normalised", lambda o, z, m: o * np.exp(m), "The weights are e^score, not divided by their sum.",
+     "Divide by the sum of e^score.", "any inputs"),
+    ("softmax not normalised, largest score taken off", lambda o, z, m: o, "The weights are e^(score - largest), not divided by their sum.",
+     "Divide by their sum.", "scores that are not equal"),
+    ("one more in the normaliser", lambda o, z, m: o / (z + np.exp(-m)), "1 is added to the sum of e^score: a sink.",
+     "Divide by the sum alone.", "any inputs"),
+    ("one more in the normaliser, largest score taken off", lambda o, z, m: o / (z + 1), "1 is added to the sum of e^(score - largest).",
+     "Divide by the sum alone.", "any inputs")))

@@ -26,7 +26,9 @@ def again(case, **changes):
 # --- the gate ----------------------------------------------------------------------------------------------------
 
 def end(y, case):
-    """For every token, what flows through its gate to the final state and no output: sum(final state, its gradient), the end of the sum that dg is."""
+    """For every token, what flows through its gate to the final state and no output: sum(final state, its gradient), the end of the
+    sum that dg is.
+    """
     d = case.arrays.get("dfinal_state")
     if d is None:
         return 0 * y["dg"]
@@ -89,15 +91,23 @@ def of_gate(name, change, says, remedy, shows, when):
 
 SUM = "dg[t] is the sum of what flows through the gate of token t: to every later output and to the final state."
 GATE = (
-    of_gate("final state's part missing in dg", gradient(without_end), "dg lacks the sum of the final state times its gradient.", SUM, "dfinal_state", has_end),
-    *(of_gate(f"dg without carry across chunks of {size}{more}", no_carry(size, last), f"The reversed cumulative sum starts anew in every chunk of {size}{says}.", SUM,
+    of_gate("final state's part missing in dg", gradient(without_end), "dg lacks the sum of the final state times its gradient.", SUM,
+            "dfinal_state", has_end),
+    *(of_gate(f"dg without carry across chunks of {size}{more}", no_carry(size, last),
+              f"The reversed cumulative sum starts anew in every chunk of {size}{says}.", SUM,
               f"more than {size} tokens", lambda c, size=size, last=last: whole_rows(c) and tokens(c) > size and (has_end(c) or not last))
-      for size in (16, 32, 64, 128) for last, more, says in ((False, "", ""), (True, " and without the final state", ", the final state's part missing too"))),
-    *(of_gate(f"dg without the end of a short last chunk of {size}", short_end_lost(size), f"In the last chunk, shorter than {size} tokens, the part of the final state is lost.",
+      for size in (16, 32, 64, 128) for last, more, says in ((False, "", ""),
+                                                             (True, " and without the final state",
+                                                              ", the final state's part missing too"))),
+    *(of_gate(f"dg without the end of a short last chunk of {size}", short_end_lost(size),
+              f"In the last chunk, shorter than {size} tokens, the part of the final state is lost.",
               "It belongs to the last token that there is.", f"a T that is no multiple of {size}, and dfinal_state",
-              lambda c, size=size: whole_rows(c) and has_end(c) and tokens(c) > size and tokens(c) % size != 0) for size in (16, 32, 64, 128)),
-    of_gate("dg of the next token", gradient(of_next), "The reversed cumulative sum leaves the token itself out.", SUM, "gates other than 0", whole_rows),
-    of_gate("dg with respect to the factor", gradient(of_factor), "dg is the gradient of the decay factor, not of its log.", "Multiply it by exp(g).", "gates other than 0", lambda c: True))
+              lambda c, size=size: whole_rows(c) and has_end(c) and tokens(c) > size and tokens(c) % size != 0)
+      for size in (16, 32, 64, 128)),
+    of_gate("dg of the next token", gradient(of_next), "The reversed cumulative sum leaves the token itself out.", SUM,
+            "gates other than 0", whole_rows),
+    of_gate("dg with respect to the factor", gradient(of_factor), "dg is the gradient of the decay factor, not of its log.",
+            "Multiply it by exp(g).", "gates other than 0", lambda c: True))
 
 
 # --- the others --------------------------------------------------------------------------------------------------
@@ -113,9 +123,11 @@ def off_by_factor(name):
     return gradient(function)
 
 
-FACTOR = tuple(Hypothesis(f"d{name} off by a factor", f"d{name}", off_by_factor(name), f"d{name} is everywhere the same number of times too large.",
-                          "Look for a scale that is missing or double, a mean in place of a sum, a logarithm in another base.", "any inputs",
-                          name.partition(".")[0] if name[:5] != "state" else "", when=lambda c, name=name: "d" + name in c.got and c.got["d" + name].size > 1)
+FACTOR = tuple(Hypothesis(f"d{name} off by a factor", f"d{name}", off_by_factor(name),
+                          f"d{name} is everywhere the same number of times too large.",
+                          "Look for a scale that is missing or double, a mean in place of a sum, a logarithm in another base.",
+                          "any inputs",
+                          name if name != "state" else "", when=lambda c, name=name: "d" + name in c.got and c.got["d" + name].size > 1)
                for name in ("q", "k", "v", "g", "beta", "bias", "state"))
 
 
@@ -125,9 +137,12 @@ def per_head(which):
         names = "qk" if case.mechanism.recurrent else "kv"
         many = case.arrays["v" if case.mechanism.recurrent else "q"].shape[1]
         few = case.arrays["k"].shape[1]
-        wide = {name: np.repeat(x, many // few, 1) if name in (*names, "state.k", "state.v") else x for name, x in case.arrays.items() if not name.startswith("dfinal_state.")}
+        shared = (*names, "state.k", "state.v")
+        wide = {name: np.repeat(x, many // few, 1) if name in shared else x
+                for name, x in case.arrays.items() if not name.startswith("dfinal_state.")}
         found = again(case, arrays=wide)
-        return y | {"d" + name: which(found["d" + name].reshape(y["d" + name].shape[:1] + (few, many // few) + y["d" + name].shape[2:])) for name in names}
+        return y | {"d" + name: which(found["d" + name].reshape(y["d" + name].shape[:1] + (few, many // few) + y["d" + name].shape[2:]))
+                    for name in names}
     return gradient(function)
 
 
@@ -149,7 +164,10 @@ def other_eps(y, case):
 
 
 def no_cotangent(name):
-    return lambda y, case: y | {key: x for key, x in again(case, arrays={key: 0 * x if key.startswith(name) else x for key, x in case.arrays.items()}).items() if key.startswith("d")}
+    def function(y, case):
+        found = again(case, arrays={key: 0 * x if key.startswith(name) else x for key, x in case.arrays.items()})
+        return y | {key: x for key, x in found.items() if key.startswith("d")}
+    return function
 
 
 def without_prediction(y, case):
@@ -175,25 +193,38 @@ def has_normed(case):
 
 
 OTHERS = (
-    *(Hypothesis(f"sum over grouped heads missing: {name}", "groups", per_head(which), f"The gradient of a shared head is {says}, not the sum over the heads that use it.",
-                 "Add up the gradients of all heads that share it.", "several output heads to a key head", when=grouped) for name, which, says in (
-        ("the first", lambda x: x[:, :, 0], "that of the first head that uses it"), ("the last", lambda x: x[:, :, -1], "that of the last head that uses it"),
+    *(Hypothesis(f"sum over grouped heads missing: {name}", "groups", per_head(which),
+                 f"The gradient of a shared head is {says}, not the sum over the heads that use it.",
+                 "Add up the gradients of all heads that share it.", "several output heads to a key head", when=grouped) for name, which,
+      says in (
+        ("the first", lambda x: x[:, :, 0], "that of the first head that uses it"),
+        ("the last", lambda x: x[:, :, -1], "that of the last head that uses it"),
         ("the mean", lambda x: x.mean(2), "the mean"))),
-    Hypothesis("norm's gradient missing", "dnorm", gradient(past_norm), "dq and dk are the gradients of the normalised q and k.", "Go back through the l2 norm.",
+    Hypothesis("norm's gradient missing", "dnorm", gradient(past_norm), "dq and dk are the gradients of the normalised q and k.",
+               "Go back through the l2 norm.",
                "q and k of lengths other than 1", when=has_normed),
-    Hypothesis("eps 1e-12 in the norm's gradient", "dnorm", gradient(other_eps), "The gradient of the norm has another eps than the norm.", "Use 1e-6 in both.",
+    Hypothesis("eps 1e-12 in the norm's gradient", "dnorm", gradient(other_eps), "The gradient of the norm has another eps than the norm.",
+               "Use 1e-6 in both.",
                "q or k shorter than 0.1, in more than float16", when=has_normed),
-    Hypothesis("dfinal_state ignored", "cotangents dg", gradient(no_cotangent("dfinal_state")), "The gradients are those of the output alone.", "Start the pass backwards with dfinal_state.",
-               "dfinal_state", when=lambda c: any(name.startswith("dfinal_state") for name in c.arrays) and any(name.startswith("d") for name in c.got)),
-    Hypothesis("do ignored", "cotangents dg", gradient(no_cotangent("do")), "The gradients are those of the final state alone.", "Add what comes from the output.", "do and dfinal_state",
-               when=lambda c: "do" in c.arrays and any(name.startswith("dfinal_state") for name in c.arrays) and any(name.startswith("d") for name in c.got)),
-    Hypothesis("prediction missing in dbeta", "dbeta", gradient(without_prediction), "dbeta is that of beta v alone.", "dbeta[t] = (v[t] - S^T k[t]) . dd[t].", "a state before the token",
+    Hypothesis("dfinal_state ignored", "cotangents dg", gradient(no_cotangent("dfinal_state")),
+               "The gradients are those of the output alone.", "Start the pass backwards with dfinal_state.",
+               "dfinal_state", when=lambda c: any(name.startswith("dfinal_state") for name in c.arrays)
+               and any(name.startswith("d") for name in c.got)),
+    Hypothesis("do ignored", "cotangents dg", gradient(no_cotangent("do")), "The gradients are those of the final state alone.",
+               "Add what comes from the output.", "do and dfinal_state",
+               when=lambda c: "do" in c.arrays and any(name.startswith("dfinal_state") for name in c.arrays)
+               and any(name.startswith("d") for name in c.got)),
+    Hypothesis("prediction missing in dbeta", "dbeta", gradient(without_prediction), "dbeta is that of beta v alone.",
+               "dbeta[t] = (v[t] - S^T k[t]) . dd[t].", "a state before the token",
                "beta", "recurrent", asked("beta")),
-    Hypothesis("dk without the prediction", "stop", stopped("key"), "dk has only what comes from the write.", "Add what comes from the prediction S^T k.", "a state before the token",
+    Hypothesis("dk without the prediction", "stop", stopped("key"), "dk has only what comes from the write.",
+               "Add what comes from the prediction S^T k.", "a state before the token",
                "beta", STEPPED, asked("k")),
-    Hypothesis("state's gradient past the prediction", "stop", stopped("state"), "Going back, the gradient of the state is only decayed: what the prediction takes is missing.",
+    Hypothesis("state's gradient past the prediction", "stop", stopped("state"),
+               "Going back, the gradient of the state is only decayed: what the prediction takes is missing.",
                "dS[t-1] = exp(g) (dS[t] - k de^T).", "more than one token", "beta", STEPPED, asked(*"qkv", "g", "beta", "state")),
-    Hypothesis("dk without the normaliser", "dnormaliser", gradient(without_normaliser), "dk has only what comes from the numerator.", "The sum of the keys depends on k too.",
+    Hypothesis("dk without the normaliser", "dnormaliser", gradient(without_normaliser), "dk has only what comes from the numerator.",
+               "The sum of the keys depends on k too.",
                "any inputs", only="normalized_linear_attention", when=asked("k")))
 
 GATE, OTHERS, FACTOR = (tuple(row._replace(back=True) for row in rows) for rows in (GATE, OTHERS, FACTOR))

@@ -3,7 +3,7 @@ import numpy as np
 
 from ...core.functions import gated_rms_norm, l2norm, rms_norm, sigmoid, silu, softplus
 from ...core.heads import group, ungroup
-from ...delta import gated_delta_rule, gated_delta_rule_predict_first
+from ...delta import gated_delta_rule_predict_first
 from ...layers import conv, gated_deltanet, linear
 from ..hypothesis import Hypothesis
 from ..layer import NAME, changed_stage, core, gates, normed, projection
@@ -91,7 +91,8 @@ def fused(layer):
 
 
 def rows(stage, *table):
-    return tuple(Hypothesis(name, stage, changed_stage(stage, function), says, remedy, shows, only=NAME, meant=meant) for name, function, says, remedy, shows, meant in table)
+    return tuple(Hypothesis(name, stage, changed_stage(stage, function), says, remedy, shows, only=NAME, meant=meant) for name, function,
+                 says, remedy, shows, meant in table)
 
 
 def always(layer):
@@ -103,47 +104,76 @@ NORM = "norm(core) first, then the gate: norm.weight n silu(z); the weight is us
 LAYER = rows(
     "projection",
     ("b and a swapped", swapped, "b is used as a, and a as b.", "b goes through the sigmoid, a into the decay.", "any inputs", always),
-    ("b and a split in the middle", halves, "The fused b and a are taken for two halves.", "They stand by key head: b of its value heads, then a of the same.", "more than one key head", fused),
-    ("q, k, v, z split in four", quarters, "The fused q, k, v and z are taken for four parts, one after the other.", "They stand by key head: q, k, v, z of the first, then of the second, …",
+    ("b and a split in the middle", halves, "The fused b and a are taken for two halves.",
+     "They stand by key head: b of its value heads, then a of the same.", "more than one key head", fused),
+    ("q, k, v, z split in four", quarters, "The fused q, k, v and z are taken for four parts, one after the other.",
+     "They stand by key head: q, k, v, z of the first, then of the second, and so on.",
      "more than one key head", lambda layer: "in_proj_qkvz.weight" in layer.weights),
-    ("padding not hidden", unmasked, "Padded tokens are projected like real ones.", "Set the layer's inputs to 0 there.", "padding", lambda layer: layer.mask is not None)) + rows(
+    ("padding not hidden", unmasked, "Padded tokens are projected like real ones.", "Set the layer's inputs to 0 there.", "padding",
+     lambda layer: layer.mask is not None)) + rows(
     "convolution",
-    ("taps flipped", convolved(lambda p, w, state: conv.loop(p, w[:, ::-1], state=state)), "The first tap meets the newest token.", "The last tap meets the newest token.", "any inputs", always),
-    ("activation missing", convolved(activation=plain), "There is no SiLU after the convolution.", "Apply it to q, k and v.", "any inputs", always),
-    ("convolution one token ahead", convolved(shifted(1)), "The filter sees the next token.", "It sees the token itself and those before.", "any inputs", always),
-    ("convolution one token late", convolved(shifted(-1)), "The filter does not see the token itself.", "It sees the token itself and those before.", "any inputs", always),
-    ("convolution's state ignored", convolved(state=False), "The convolution begins with zeros.", "Begin with the last inputs of the call before.", "an initial state",
+    ("taps flipped", convolved(lambda p, w, state: conv.loop(p, w[:, ::-1], state=state)), "The first tap meets the newest token.",
+     "The last tap meets the newest token.", "any inputs", always),
+    ("activation missing", convolved(activation=plain), "There is no SiLU after the convolution.", "Apply it to q, k and v.", "any inputs",
+     always),
+    ("convolution one token ahead", convolved(shifted(1)), "The filter sees the next token.", "It sees the token itself and those before.",
+     "any inputs", always),
+    ("convolution one token late", convolved(shifted(-1)), "The filter does not see the token itself.",
+     "It sees the token itself and those before.", "any inputs", always),
+    ("convolution's state ignored", convolved(state=False), "The convolution begins with zeros.",
+     "Begin with the last inputs of the call before.", "an initial state",
      lambda layer: layer.state.conv is not None)) + rows(
     "norm",
-    ("l2 norm missing in the layer", normed(plain), "q and k go into the recurrence as they are.", "Divide q and k by sqrt(sum x^2 + 1e-6).", "any inputs", always),
-    ("RMS norm in place of the layer's l2 norm", normed(lambda x: x.shape[-1] ** 0.5 * l2norm(x, eps=1e-6 * x.shape[-1])), "q and k are divided by the root of the mean of squares.",
+    ("l2 norm missing in the layer", normed(plain), "q and k go into the recurrence as they are.",
+     "Divide q and k by sqrt(sum x^2 + 1e-6).", "any inputs", always),
+    ("RMS norm in place of the layer's l2 norm", normed(lambda x: x.shape[-1] ** 0.5 * l2norm(x, eps=1e-6 * x.shape[-1])),
+     "q and k are divided by the root of the mean of squares.",
      "Divide by the root of the sum.", "any inputs", always),
-    ("eps on the mean in the layer's l2 norm", normed(lambda x: l2norm(x, eps=1e-6 * x.shape[-1])), "The eps is added to the mean of squares.", "Add it to the sum.", "short q or k", always),
-    ("eps outside the root in the layer's l2 norm", normed(lambda x: x / (length(x) + 1e-6)), "The norm is |x| + 1e-6.", "Take sqrt(sum x^2 + 1e-6).", "short q or k", always)) + rows(
+    ("eps on the mean in the layer's l2 norm", normed(lambda x: l2norm(x, eps=1e-6 * x.shape[-1])),
+     "The eps is added to the mean of squares.", "Add it to the sum.", "short q or k", always),
+    ("eps outside the root in the layer's l2 norm", normed(lambda x: x / (length(x) + 1e-6)), "The norm is |x| + 1e-6.",
+     "Take sqrt(sum x^2 + 1e-6).", "short q or k", always)) + rows(
     "gates",
     ("sigmoid missing", with_beta(plain), "beta is b itself.", "beta = sigmoid(b).", "any inputs", always),
-    ("sigmoid doubled", with_beta(lambda b: 2 * sigmoid(b)), "beta is 2 sigmoid(b), as for negative eigenvalues.", "beta = sigmoid(b).", "any inputs", always),
-    ("softplus missing", with_g(lambda a, A, dt: -np.exp(A) * abs(a + dt)), "The decay takes |a + dt_bias| without softplus.", G, "any inputs", always),
+    ("sigmoid doubled", with_beta(lambda b: 2 * sigmoid(b)), "beta is 2 sigmoid(b), as for negative eigenvalues.", "beta = sigmoid(b).",
+     "any inputs", always),
+    ("softplus missing", with_g(lambda a, A, dt: -np.exp(A) * abs(a + dt)), "The decay takes |a + dt_bias| without softplus.", G,
+     "any inputs", always),
     ("dt_bias missing", with_g(lambda a, A, dt: -np.exp(A) * softplus(a)), "dt_bias is not added.", G, "a dt_bias other than 0", always),
-    ("dt_bias after softplus", with_g(lambda a, A, dt: -np.exp(A) * abs(softplus(a) + dt)), "dt_bias is added to softplus(a).", G, "a dt_bias other than 0", always),
+    ("dt_bias after softplus", with_g(lambda a, A, dt: -np.exp(A) * abs(softplus(a) + dt)), "dt_bias is added to softplus(a).", G,
+     "a dt_bias other than 0", always),
     ("exp of A_log missing", with_g(lambda a, A, dt: -abs(A) * softplus(a + dt)), "The decay takes A_log for A.", G, "any inputs", always),
-    ("A_log left out", with_g(lambda a, A, dt: -softplus(a + dt)), "The decay is -softplus(a + dt_bias).", G, "an A_log other than 0", always),
-    ("bounded gate, -5", with_g(lambda a, A, dt: -5 * sigmoid(np.exp(A) * (a + dt))), "The decay is -5 sigmoid(exp(A_log) (a + dt_bias)), of a later generation.", G, "any inputs", always)) + rows(
+    ("A_log left out", with_g(lambda a, A, dt: -softplus(a + dt)), "The decay is -softplus(a + dt_bias).", G, "an A_log other than 0",
+     always),
+    ("bounded gate, -5", with_g(lambda a, A, dt: -5 * sigmoid(np.exp(A) * (a + dt))),
+     "The decay is -5 sigmoid(exp(A_log) (a + dt_bias)), of a later generation.", G, "any inputs", always)) + rows(
     "core",
-    ("scale missing in the layer", core_with(scale=1.0), "q is not multiplied by K ** -0.5.", "Multiply it, after its norm.", "K other than 1", always),
-    ("scale twice in the layer", core_with(scale=lambda layer: 1 / layer.n.K), "q is multiplied by K ** -0.5 twice.", "Multiply it once.", "K other than 1", always),
-    ("key heads tiled in the layer", core_with(key_heads=lambda layer: np.arange(layer.n.H * layer.n.G) % layer.n.H), "Value head h uses key head h mod H.",
-     "Repeat every key head G times in a row.", "more than one key head, and several value heads for each", lambda layer: layer.n.H > 1 and layer.n.G > 1),
-    ("predict before decay in the layer", core_with(form=gated_delta_rule_predict_first.chunk), "The prediction is made from the undecayed state.", "Decay first.", "any inputs", always),
-    ("recurrence's state ignored", core_with(state=False), "The recurrence begins with zeros.", "Begin with the state that is given.", "an initial state", lambda layer: layer.state.S is not None)) + rows(
+    ("scale missing in the layer", core_with(scale=1.0), "q is not multiplied by K ** -0.5.", "Multiply it, after its norm.",
+     "K other than 1", always),
+    ("scale twice in the layer", core_with(scale=lambda layer: 1 / layer.n.K), "q is multiplied by K ** -0.5 twice.", "Multiply it once.",
+     "K other than 1", always),
+    ("key heads tiled in the layer", core_with(key_heads=lambda layer: np.arange(layer.n.H * layer.n.G) % layer.n.H),
+     "Value head h uses key head h mod H.",
+     "Repeat every key head G times in a row.", "more than one key head, and several value heads for each",
+     lambda layer: layer.n.H > 1 and layer.n.G > 1),
+    ("predict before decay in the layer", core_with(form=gated_delta_rule_predict_first.chunk),
+     "The prediction is made from the undecayed state.", "Decay first.", "any inputs", always),
+    ("recurrence's state ignored", core_with(state=False), "The recurrence begins with zeros.", "Begin with the state that is given.",
+     "an initial state", lambda layer: layer.state.S is not None)) + rows(
     "gated_norm",
-    ("gate before the norm", gated(lambda x, z, w, eps: w * rms_norm(x * silu(z), 0, eps)), "The gate is applied before the norm, as in Mamba-2.", NORM, "any inputs", always),
-    ("sigmoid gate", gated(lambda x, z, w, eps: w * rms_norm(x, 0, eps) * sigmoid(z)), "The gate is sigmoid(z), as in KDA.", NORM, "any inputs", always),
+    ("gate before the norm", gated(lambda x, z, w, eps: w * rms_norm(x * silu(z), 0, eps)),
+     "The gate is applied before the norm, as in Mamba-2.", NORM, "any inputs", always),
+    ("sigmoid gate", gated(lambda x, z, w, eps: w * rms_norm(x, 0, eps) * sigmoid(z)), "The gate is sigmoid(z), as in KDA.", NORM,
+     "any inputs", always),
     ("gate missing", gated(lambda x, z, w, eps: w * rms_norm(x, 0, eps)), "The gate is not applied.", NORM, "any inputs", always),
-    ("1 + w in the gated norm", gated(lambda x, z, w, eps: gated_rms_norm(x, z, 1 + w, eps)), "The weight of the gated norm is taken for an offset from 1.",
+    ("1 + w in the gated norm", gated(lambda x, z, w, eps: gated_rms_norm(x, z, 1 + w, eps)),
+     "The weight of the gated norm is taken for an offset from 1.",
      "It is used as it is stored; only the layer, q and k norms of attention are 1 + w.", "any inputs", always),
-    ("w - 1 in the gated norm", gated(lambda x, z, w, eps: gated_rms_norm(x, z, w - 1, eps)), "1 is taken off the weight of the gated norm.", "It is used as it is stored.", "any inputs", always),
-    ("norm over all heads", gated(over_all_heads), "The norm runs over the channels of all heads.", "It runs over the channels of each head.", "more than one head", always)) + rows(
+    ("w - 1 in the gated norm", gated(lambda x, z, w, eps: gated_rms_norm(x, z, w - 1, eps)),
+     "1 is taken off the weight of the gated norm.", "It is used as it is stored.", "any inputs", always),
+    ("norm over all heads", gated(over_all_heads), "The norm runs over the channels of all heads.",
+     "It runs over the channels of each head.", "more than one head", always)) + rows(
     "output",
-    ("output weight transposed", transposed, "The output is gated out_proj, not gated out_proj^T.", "Linear weights are stored [out, in].", "a layer of another width than its heads together",
+    ("output weight transposed", transposed, "The output is gated out_proj, not gated out_proj^T.", "Linear weights are stored [out, in].",
+     "a layer of another width than its heads together",
      lambda layer: layer.weights["out_proj.weight"].shape[0] == layer.weights["out_proj.weight"].shape[1]))

@@ -5,6 +5,7 @@ from ...core.states import leaves, rebuild
 from ..case import wrong
 from ..hypothesis import Hypothesis
 from ..recurrence import ORDERS
+from .gates import fades
 
 
 def steps(order):
@@ -21,17 +22,24 @@ BACK = "gated_delta_rule_predict_first"
 RIGHT = "The order is decay, predict, write, read."
 
 ORDER = tuple(Hypothesis(name, "order", steps(order), says, remedy, shows, only=only) for name, order, says, remedy, shows, only in (
-    ("predict before decay", "predict decay write read", "The prediction is made from the state before it decays.", RIGHT, "a state before the token, and gates other than 0", DELTA),
-    ("decay before predict", "decay predict write read", "The state decays before the prediction is made from it.", "The order is predict, decay, write, read.",
+    ("predict before decay", "predict decay write read", "The prediction is made from the state before it decays.", RIGHT,
+     "a state before the token, and gates other than 0", DELTA),
+    ("decay before predict", "decay predict write read", "The state decays before the prediction is made from it.",
+     "The order is predict, decay, write, read.",
      "a state before the token, and gates other than 0", BACK),
-    ("decay after write", "predict write decay read", "What a token writes decays by its own gate at once, before it is read.", RIGHT, "gates other than 0", f"{GATED} {DELTA} {BACK}"),
-    ("decay after read", "predict write read decay", "The state decays at the end of the step: by the gate of the token before.", RIGHT, "gates other than 0",
+    ("decay after write", "predict write decay read", "What a token writes decays by its own gate at once, before it is read.", RIGHT,
+     "gates other than 0", f"{GATED} {DELTA} {BACK}"),
+    ("decay after read", "predict write read decay", "The state decays at the end of the step: by the gate of the token before.", RIGHT,
+     "gates other than 0",
      f"{GATED} {DELTA} {BACK}"),
     ("read before write", "decay predict read write", "A token reads before it writes, so not its own value: a strictly lower causal mask.",
-     "Read after the write; the mask includes the diagonal.", "any inputs", f"linear_attention normalized_linear_attention delta_rule {GATED} {DELTA}"),
-    ("read before decay", "read decay predict write", "A token reads the state of the token before, not decayed yet.", "Read after decay and write.", "gates other than 0",
+     "Read after the write; the mask includes the diagonal.", "any inputs",
+     f"linear_attention normalized_linear_attention delta_rule {GATED} {DELTA}"),
+    ("read before decay", "read decay predict write", "A token reads the state of the token before, not decayed yet.",
+     "Read after decay and write.", "gates other than 0",
      f"{GATED} {DELTA} {BACK}"),
-    ("nothing erased", "decay write read", "Nothing is predicted and erased: the values are added as they are.", "Write v - S^T k, not v.", "keys that meet again", f"delta_rule {DELTA} {BACK}")))
+    ("nothing erased", "decay write read", "Nothing is predicted and erased: the values are added as they are.", "Write v - S^T k, not v.",
+     "keys that meet again", f"delta_rule {DELTA} {BACK}")))
 
 
 def transposed(*which):
@@ -45,7 +53,9 @@ def transposed(*which):
 
 
 def without_state(case):
-    return wrong(case, add_around=lambda form: lambda state=None, **x: form(**x, state=None if state is None else rebuild(state, [0 * y for y in leaves(state)])))
+    return wrong(case, add_around=lambda form: lambda state=None, **x: form(**x,
+                                                                            state=None if state is None
+                                                                            else rebuild(state, [0 * y for y in leaves(state)])))
 
 
 def without_cache(case):
@@ -79,7 +89,8 @@ def shortened(last):
 
 def final(value):
     """`value`(case, name of the final state, its right value) in place of what is returned as final state."""
-    return lambda case: wrong(case, add_outputs=lambda y, case: {name: value(case, name, x) if name.startswith("final_state") else x for name, x in y.items()})
+    return lambda case: wrong(case, add_outputs=lambda y, case: {name: value(case, name, x) if name.startswith("final_state") else x
+                                                                 for name, x in y.items()})
 
 
 def first_again(case, name, x):
@@ -98,28 +109,34 @@ def is_square(case):
     return case.arrays["k"].shape[-1] == case.arrays["v"].shape[-1]
 
 
-def fades(case):
-    return "g" in case.arrays and bool((case.arrays["g"] < 0).any())
-
-
 ASYMMETRIC = "K and V that differ, or a state that is not symmetric"
 STATE = (
-    Hypothesis("initial state ignored", "first", without_state, "It begins with zeros.", "Begin with the state that is given.", "an initial state",
+    Hypothesis("initial state ignored", "first", without_state, "It begins with zeros.", "Begin with the state that is given.",
+               "an initial state",
                only="recurrent", when=has_state),
-    Hypothesis("cache ignored", "first", without_cache, "The cached keys and values are left out.", "Attend to them too.", "an initial cache", only="cached", when=has_state),
-    Hypothesis("initial state transposed", "first", transposed("first"), "The initial state is taken for [V, K].", "Its rows are key channels: [K, V].", ASYMMETRIC,
-               only="recurrent", when=lambda c: has_state(c) and is_square(c)),
+    Hypothesis("cache ignored", "first", without_cache, "The cached keys and values are left out.", "Attend to them too.",
+               "an initial cache", only="cached", when=has_state),
+    Hypothesis("initial state transposed", "first", transposed("first"), "The initial state is taken for [V, K].",
+               "Its rows are key channels: [K, V].", ASYMMETRIC,
+               only="recurrent", when=has_state, meant=is_square),
     Hypothesis("final state transposed", "last", transposed("last"), "The final state is returned as [V, K].", "Return [K, V].", ASYMMETRIC,
-               only="recurrent", when=lambda c: has_final(c) and is_square(c)),
-    Hypothesis("state [V, K]", "first last", transposed("first", "last"), "The state goes in and comes out as [V, K].", "Transpose it at both ends, or say so: it is [K, V] here.",
-               ASYMMETRIC, only="recurrent", when=lambda c: has_state(c) and has_final(c) and is_square(c)),
+               only="recurrent", when=has_final, meant=is_square),
+    Hypothesis("state [V, K]", "first last", transposed("first", "last"), "The state goes in and comes out as [V, K].",
+               "Transpose it at both ends, or say so: it is [K, V] here.",
+               ASYMMETRIC, only="recurrent", when=lambda c: has_state(c) and has_final(c), meant=is_square),
     Hypothesis("final state without the last gate", "last", shortened(lambda final, before, f: final - f * before + before),
-               "What was there before the last token is handed on without that token's decay.", "Decay up to the last token, it included.", "a final state; a last gate other than 0",
+               "What was there before the last token is handed on without that token's decay.", "Decay up to the last token, it included.",
+               "a final state, and a last gate other than 0",
                "g", "recurrent", lambda c: has_final(c) and fades(c)),
-    Hypothesis("final state decayed once more", "last", shortened(lambda final, before, f: f * final), "The final state has gone through the last gate twice.",
-               "Return it as the last token reads it.", "a final state; a last gate other than 0", "g", "recurrent", lambda c: has_final(c) and fades(c)),
-    Hypothesis("final state one token early", "last", shortened(lambda final, before, f: before), "The final state is that before the last token.", "Return it after the last write.",
+    Hypothesis("final state decayed once more", "last", shortened(lambda final, before, f: f * final),
+               "The final state has gone through the last gate twice.",
+               "Return it as the last token reads it.", "a final state, and a last gate other than 0", "g", "recurrent",
+               lambda c: has_final(c) and fades(c)),
+    Hypothesis("final state one token early", "last", shortened(lambda final, before, f: before),
+               "The final state is that before the last token.", "Return it after the last write.",
                "a final state", only="recurrent", when=has_final),
-    Hypothesis("final state missing", "last", final(lambda case, name, x: 0 * x), "The final state is zeros.", "Write it back.", "a final state", when=has_final),
-    Hypothesis("initial state returned", "last", final(first_again), "The initial state is returned as the final one.", "Write the final state back.", "a final state",
+    Hypothesis("final state missing", "last", final(lambda case, name, x: 0 * x), "The final state is zeros.", "Write it back.",
+               "a final state", when=has_final),
+    Hypothesis("initial state returned", "last", final(first_again), "The initial state is returned as the final one.",
+               "Write the final state back.", "a final state",
                only="recurrent", when=has_final))

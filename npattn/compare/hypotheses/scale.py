@@ -42,16 +42,23 @@ def from_all_heads(case):
     return (K * H) ** -0.5
 
 
-SCALE = tuple(Hypothesis(name, "scale", scaled(by), says, remedy, shows, "scale", only, other(by), given if name.startswith("given") else always, mixes="heads" in name) for name, by, says, remedy, shows, only in (
-    ("scale missing", lambda c: 1.0, "q is not multiplied by the scale.", "Multiply q by the scale, K ** -0.5 unless another is given, once.", "a scale other than 1", ""),
-    ("scale twice", lambda c: meant(c) ** 2, "q is multiplied by the scale twice: outside and inside the kernel.", "Leave the scale to one of the two.",
+SCALE = tuple(Hypothesis(name, "scale", scaled(by), says, remedy, shows, "scale", only, other(by),
+                         given if name.startswith("given") else always, mixes="heads" in name) for name, by, says, remedy, shows, only in (
+    ("scale missing", lambda c: 1.0, "q is not multiplied by the scale.",
+     "Multiply q by the scale, K ** -0.5 unless another is given, once.", "a scale other than 1", ""),
+    ("scale twice", lambda c: meant(c) ** 2, "q is multiplied by the scale twice: outside and inside the kernel.",
+     "Leave the scale to one of the two.",
      "a scale other than 1", ""),
-    ("scale inverted", lambda c: 1 / meant(c), "q is divided by the scale.", "Multiply q by K ** -0.5, do not divide by it.", "a scale other than 1", ""),
+    ("scale inverted", lambda c: 1 / meant(c), "q is divided by the scale.", "Multiply q by K ** -0.5, do not divide by it.",
+     "a scale other than 1", ""),
     ("scale from the value width", from_values, "The scale is V ** -0.5.", "Take the key width: K ** -0.5.", "K and V that differ", ""),
-    ("scale from the width of all heads", from_all_heads, "The scale is (heads K) ** -0.5.", "Take the key width of one head: K ** -0.5.", "more than one head", ""),
-    ("given scale ignored", lambda c: widths(c)[0] ** -0.5, "The scale is K ** -0.5, whatever opt.scale says.", "Use the scale that is given.",
+    ("scale from the width of all heads", from_all_heads, "The scale is (heads K) ** -0.5.", "Take the key width of one head: K ** -0.5.",
+     "more than one head", ""),
+    ("given scale ignored", lambda c: widths(c)[0] ** -0.5, "The scale is K ** -0.5, whatever opt.scale says.",
+     "Use the scale that is given.",
      "an opt.scale other than K ** -0.5", ""),
-    ("softmax in base 2", lambda c: meant(c) * np.log(2), "The weights are powers of 2 of the scores.", "Multiply the scores by log2(e) before exp2.", "any scores", "cached")))
+    ("softmax in base 2", lambda c: meant(c) * np.log(2), "The weights are powers of 2 of the scores.",
+     "Multiply the scores by log2(e) before exp2.", "any scores", "cached")))
 
 
 def scale_on_k(case):
@@ -63,7 +70,8 @@ def scale_in_numerator(case):
 
 
 SCALE += (
-    Hypothesis("scale on k as well", "scale", scale_on_k, "k is multiplied by the scale too.", "Scale q only.", "a scale other than 1; what is written, so a final state",
+    Hypothesis("scale on k as well", "scale", scale_on_k, "k is multiplied by the scale too.", "Scale q only.",
+               "a scale other than 1, and a final state",
                "scale", when=lambda c: meant(c) != 1),
     Hypothesis("scale in the numerator only", "scale", scale_in_numerator, "The output is scaled by K ** -0.5, the normaliser is not.",
                "Put the scale into both, where it cancels, or into neither.", "K other than 1", only="normalized_linear_attention",
@@ -98,23 +106,32 @@ def is_plain(case):
     return not case.l2norm
 
 
-NORM = tuple(Hypothesis(name, "norm", normed(unit, names), says, remedy, shows, meant=is_normed) for name, unit, names, says, remedy, shows in (
-    ("l2 norm missing", lambda x: x, "qk", "q and k are used as they are.", "Divide q and k by sqrt(sum x^2 + 1e-6) first.", "q and k of lengths other than 1"),
+NORM = tuple(Hypothesis(name, "norm", normed(unit, names), says, remedy, shows, meant=is_normed) for name, unit, names, says, remedy,
+             shows in (
+    ("l2 norm missing", lambda x: x, "qk", "q and k are used as they are.", "Divide q and k by sqrt(sum x^2 + 1e-6) first.",
+     "q and k of lengths other than 1"),
     ("l2 norm on q only", lambda x: x, "k", "k is used as it is.", "Normalise k as well.", "k of lengths other than 1"),
     ("l2 norm on k only", lambda x: x, "q", "q is used as it is.", "Normalise q as well.", "q of lengths other than 1"),
-    ("eps outside the root", lambda x: x / (length(x) + 1e-6), "qk", "The norm is |x| + 1e-6.", "Take sqrt(sum x^2 + 1e-6).", "q or k shorter than 0.1, in more than float16"),
-    ("eps on the mean", lambda x: l2norm(x, eps=1e-6 * x.shape[-1]), "qk", "The eps is added to the mean of squares (an RMS norm, rescaled), so K times too large.",
+    ("eps outside the root", lambda x: x / (length(x) + 1e-6), "qk", "The norm is |x| + 1e-6.", "Take sqrt(sum x^2 + 1e-6).",
+     "q or k shorter than 0.1, in more than float16"),
+    ("eps on the mean", lambda x: l2norm(x, eps=1e-6 * x.shape[-1]), "qk",
+     "The eps is added to the mean of squares (an RMS norm, rescaled), so K times too large.",
      "Add 1e-6 to the sum of squares.", "q or k shorter than 0.1, in more than float16"),
     ("eps as a maximum", lambda x: x / np.maximum(length(x), 1e-6), "qk", "The norm is max(|x|, 1e-6).", "Take sqrt(sum x^2 + 1e-6).",
      "q or k shorter than 0.1, in more than float16"),
-    ("eps 1e-12", lambda x: l2norm(x, eps=1e-12), "qk", "The eps is 1e-12 or none.", "Take sqrt(sum x^2 + 1e-6).", "q or k shorter than 0.1, in more than float16"),
-    ("RMS norm in place of the l2 norm", lambda x: x.shape[-1] ** 0.5 * l2norm(x, eps=1e-6 * x.shape[-1]), "qk", "q and k are divided by the root of the mean of squares.",
+    ("eps 1e-12", lambda x: l2norm(x, eps=1e-12), "qk", "The eps is 1e-12 or none.", "Take sqrt(sum x^2 + 1e-6).",
+     "q or k shorter than 0.1, in more than float16"),
+    ("RMS norm in place of the l2 norm", lambda x: x.shape[-1] ** 0.5 * l2norm(x, eps=1e-6 * x.shape[-1]), "qk",
+     "q and k are divided by the root of the mean of squares.",
      "Divide by the root of the sum of squares.", "K other than 1"))) + (
-    Hypothesis("scale before the norm", "norm scale", before_scale, "q is scaled and then normalised, so that the scale cancels.", "Normalise first, then scale.",
-               "a scale other than 1; q shorter than 0.1 to tell it from a scale that is missing", "scale", when=lambda c: meant(c) != 1, meant=is_normed),
-    *(Hypothesis(name, "norm", normed(l2norm, names), f"{what} normalised, which was not meant.", "Leave out the norm, or give opt.use_qk_l2norm.",
+    Hypothesis("scale before the norm", "norm scale", before_scale, "q is scaled and then normalised, so that the scale cancels.",
+               "Normalise first, then scale.",
+               "a scale other than 1, and q shorter than 0.1", "scale", when=lambda c: meant(c) != 1, meant=is_normed),
+    *(Hypothesis(name, "norm", normed(l2norm, names), f"{what} normalised, which was not meant.",
+                 "Leave out the norm, or give opt.use_qk_l2norm.",
                  "q and k of lengths other than 1", meant=is_plain) for name, names, what in (
-        ("l2 norm superfluous", "qk", "q and k are"), ("l2 norm of q superfluous", "q", "q is"), ("l2 norm of k superfluous", "k", "k is"))))
+        ("l2 norm superfluous", "qk", "q and k are"), ("l2 norm of q superfluous", "q", "q is"),
+        ("l2 norm of k superfluous", "k", "k is"))))
 
 
 # --- which is which ----------------------------------------------------------------------------------------------
@@ -132,9 +149,14 @@ def mapped(case):
 
 
 ROLES = (
-    Hypothesis("q and k swapped", "roles", renamed(q="k", k="q"), "q is used as k, and k as q.", "Swap the two arguments.", "q and k that differ", when=alike("q", "k")),
-    Hypothesis("k and v swapped", "roles", renamed(k="v", v="k"), "k is used as v, and v as k.", "Swap the two arguments.", "K and V that differ", when=alike("k", "v")),
-    Hypothesis("q and v swapped", "roles", renamed(q="v", v="q"), "q is used as v, and v as q.", "Swap the two arguments.", "K and V that differ", when=alike("q", "v")),
-    Hypothesis("read with k", "roles", renamed(q="k"), "The state is read with k in place of q.", "Read with q.", "q and k that differ", when=alike("q", "k")),
-    Hypothesis("feature map elu + 1 applied", "feature", mapped, "elu(x) + 1 is applied to q and k inside.", "Apply feature maps on one side of the call only.",
+    Hypothesis("q and k swapped", "roles", renamed(q="k", k="q"), "q is used as k, and k as q.", "Swap the two arguments.",
+               "q and k that differ", meant=alike("q", "k")),
+    Hypothesis("k and v swapped", "roles", renamed(k="v", v="k"), "k is used as v, and v as k.", "Swap the two arguments.",
+               "K and V that differ", meant=alike("k", "v")),
+    Hypothesis("q and v swapped", "roles", renamed(q="v", v="q"), "q is used as v, and v as q.", "Swap the two arguments.",
+               "K and V that differ", meant=alike("q", "v")),
+    Hypothesis("read with k", "roles", renamed(q="k"), "The state is read with k in place of q.", "Read with q.", "q and k that differ",
+               meant=alike("q", "k")),
+    Hypothesis("feature map elu + 1 applied", "feature", mapped, "elu(x) + 1 is applied to q and k inside.",
+               "Apply feature maps on one side of the call only.",
                "negative q or k", only="linear_attention normalized_linear_attention"))

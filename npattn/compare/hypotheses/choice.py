@@ -1,0 +1,80 @@
+"""Block top-k attention: which blocks a query keeps."""
+import numpy as np
+
+from ...core.arrays import array_module
+from ...core.blocks import blocks
+from ...core.cached import scores, start_cached
+from ...core.functions import softmax
+from ...core.states import Cache
+from ...sparse.block_topk_attention import means, rank, sees, whole
+from ..case import wrong
+from ..hypothesis import Hypothesis
+from .attention import is_causal, options, places
+
+
+def chosen(keep, mean=means, see=None):
+    """Attention over the blocks that keep(scores, own block of each query, topk, causal) gives."""
+    def change(case):
+        def form(q, k, v, *, block_size, topk, causal=False, scale=None, state=None):
+            xp, q, k, v, n = start_cached(case.mechanism.axes, q, k, v, scale=scale, state=state)
+            r = mean(k, block_size)                                          # blocks K
+            c = sum(q[..., :, x, None] * r[..., None, :, x] for x in range(q.shape[-1])).real                # T blocks
+            own = (n + np.arange(q.shape[-2])[:, None]) // block_size        # T 1
+            kept = keep(getattr(c, "value", c), own, topk, causal)           # T blocks
+            p = softmax(scores(q, k, None, sees(kept, n, whole(q), whole(k), block_size, causal and see is None)))         # T n+N
+            return p @ v, Cache(k, v)                                        # T V
+        return wrong(case, form=form)
+    return change
+
+
+def rightly(c, own, topk, causal):
+    b = np.arange(c.shape[-1])
+    return (rank(np, np.where(b < own, c, -np.inf)) < topk - 1) & (b < own) | (b == own) if causal else rank(np, c) < topk
+
+
+def own_unforced(c, own, topk, causal):
+    b = np.arange(c.shape[-1])
+    return (rank(np, np.where(b <= own, c, -np.inf)) < topk) & (b <= own)
+
+
+def past_only(c, own, topk, causal):
+    b = np.arange(c.shape[-1])
+    return (rank(np, np.where(b < own, c, -np.inf)) < topk) & (b < own)
+
+
+def any_block(c, own, topk, causal):
+    b = np.arange(c.shape[-1])
+    return (rank(np, np.where(b != own, c, -np.inf)) < topk - 1) & (b != own) | (b == own)
+
+
+def padded_means(k, block_size):
+    """The mean over block_size keys, those that are missing counted as zeros."""
+    parts = [k[..., b, :].sum(-2, keepdims=True) / block_size for b in blocks(k.shape[-2], block_size)]
+    return array_module(k).concatenate(parts, axis=-2)
+
+
+TOPK = "block_topk_attention"
+CHOICE = "topk counts the own block, which is always kept; the others are the best of those that lie before it."
+BLOCKS = (
+    Hypothesis("one block too many", "choice", options(topk=lambda c: c.options["topk"] + 1),
+               "topk + 1 blocks are kept: the own one is not counted.", CHOICE,
+               "more blocks than topk", only=TOPK),
+    Hypothesis("one block too few", "choice", options(topk=lambda c: c.options["topk"] - 1), "topk - 1 blocks are kept.", CHOICE,
+               "topk of at least 2", only=TOPK,
+               when=lambda c: c.options["topk"] > 1),
+    Hypothesis("own block not forced", "choice", chosen(own_unforced), "The own block competes with the earlier ones, by its mean.", CHOICE,
+               "more blocks than topk", only=TOPK,
+               meant=is_causal, whole=True),
+    Hypothesis("own block left out", "choice", chosen(past_only), "Only blocks before the own one are kept.", CHOICE, "any inputs",
+               only=TOPK, meant=is_causal),
+    Hypothesis("future blocks chosen", "choice", chosen(any_block),
+               "Blocks that lie ahead compete too; their tokens are hidden afterwards, and the places are lost.",
+               "Leave blocks that lie ahead out of the ranking.", "more blocks than topk", only=TOPK, meant=is_causal, whole=True),
+    Hypothesis("own block without causal mask", "causal", chosen(rightly, see="all"), "Inside its own block a token sees later ones.",
+               "Hide the keys j > i there as well.",
+               "a block size over 1", only=TOPK, meant=is_causal, whole=True),
+    Hypothesis("ragged block's mean over padding", "mean", chosen(rightly, padded_means),
+               "The mean key of the last, shorter block is divided by the block size.",
+               "Divide by the number of keys that there are.",
+               "a number of keys that is no multiple of the block size, and a choice that depends on it", only=TOPK, whole=True,
+               when=lambda c: (places(c)[1] + places(c)[2]) % c.options["block_size"] != 0))
