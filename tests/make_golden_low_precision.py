@@ -11,13 +11,13 @@ import sys
 from pathlib import Path
 
 import numpy as np
-import torch
 
 B, T, H, K, V, C = 1, 130, 2, 32, 24, 64
 
 
 def chunks(x, scale, product):
     """The gated delta rule: chunks of C tokens, gates as cumulative sums."""
+    import torch
     S, o = x["state"], []
     for s in range(0, T, C):
         q, k, v, g, beta = (x[name][:, :, s:s + C] for name in ("q", "k", "v", "g", "beta"))
@@ -34,6 +34,7 @@ def chunks(x, scale, product):
 
 def tokens(x, scale):
     """The same token by token; the state is stored in bfloat16."""
+    import torch
     S, o = x["state"], []
     for t in range(T):
         q, k, v, g, beta = (x[name][:, :, t] for name in ("q", "k", "v", "g", "beta"))
@@ -46,6 +47,7 @@ def tokens(x, scale):
 
 
 def main(folder):
+    import torch
     folder.mkdir(parents=True, exist_ok=True)
     torch.manual_seed(0)
     normal, uniform = (lambda *shape: torch.randn(shape, device="cuda")), (lambda *shape: torch.rand(shape, device="cuda"))

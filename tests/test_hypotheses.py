@@ -73,7 +73,8 @@ def recurrence(name, x, scale=None, order="decay predict write read", factor=np.
         a = factor(g) * np.ones((1, K)) if "g" in x else np.ones((T, K))
         beta, ones = x["beta"][b, :, h] if "beta" in x else np.ones(T), np.ones(T)
         S = x["state"][b, h] if "state" in x else np.zeros((K, V))
-        o[b, :, h], final[b, h] = one(q, k, v, a, beta if written else ones, beta if erased else ones, S, order, before)
+        o[b, :, h], final[b, h] = one(q, k, v, a, beta if written else ones,
+                                     erased(beta) if callable(erased) else beta if erased else ones, S, order, before)
     return o, final
 
 
@@ -302,6 +303,7 @@ def test_where_beta_goes(name):
     x = inputs(name)
     named(rule(name, x, recurrence(name, x, erased=False)), "beta only on v")
     named(rule(name, x, recurrence(name, x, written=False)), "beta only on k")
+    named(rule(name, x, recurrence(name, x, erased=lambda b: b * b)), "beta on k, everywhere")
 
 
 @pytest.mark.parametrize("row, name", [(row, name) for row, (names, _) in ORDERS.items() for name in names.split()])
@@ -310,10 +312,22 @@ def test_orders(row, name):
     named(rule(name, x, recurrence(name, x, order=ORDERS[row][1])), row)
 
 
+def test_linear_attention_without_its_mask():
+    x = inputs("linear_attention")
+    _, final = recurrence("linear_attention", x)
+    o = np.einsum("bthk,bhkv->bthv", np.repeat(x["q"], 2, 2), final) / 2
+    named(rule("linear_attention", x, (o, final)), "causal mask missing in linear attention")
+
+
 def test_orders_of_the_others():
     x = inputs("gated_delta_rule")
     named(rule("gated_delta_rule_predict_first", x, recurrence("gated_delta_rule", x)), "decay before predict")
     x = inputs("normalized_linear_attention")
+    whole = np.einsum("bthk,bhkv->bthv", np.repeat(x["q"], 2, 2), (made := normalised(x))[1]) / np.einsum("bthk,bhk->bth",
+                                                                                                          np.repeat(x["q"], 2, 2),
+                                                                                                          made[2])[..., None]
+    named(dict(x, mechanism="normalized_linear_attention", o=whole, **{"final_state.S": made[1], "final_state.z": made[2]}),
+          "causal mask missing in linear attention")
     o, S, z = normalised(x, strict=True)
     named(dict(x, mechanism="normalized_linear_attention", o=o, **{"final_state.S": S, "final_state.z": z}), "read before write")
 
@@ -344,6 +358,7 @@ def test_last_gate(name):
     a = np.exp(x["g"][:, -1]).reshape(1, 4, -1, 1)
     named(rule(name, x, (o, final - a * before + before)), "final state without the last gate")
     named(rule(name, x, (o, a * final)), "final state decayed once more")
+    named(rule(name, x, (o, final / a)), "final state divided by the last gate")
 
 
 # --- heads and axes ----------------------------------------------------------------------------------------------
@@ -408,7 +423,9 @@ def test_chunk_borders(name, C):
     named(rule(name, x, recurrence(name, x, before=lambda t, S: 0 * S if t == last else S)), f"no state into a short last chunk of {C}")
     early = recurrence(name, {key: y if key == "state" else y[:, :last] for key, y in x.items()})[1]
     named(rule(name, x, (o, early)), f"short last chunk of {C} not in the final state")
-    named(rule(name, x, (np.where(np.arange(140)[:, None, None] < last, o, 0), early)), f"short last chunk of {C} dropped")
+    silent = np.where(np.arange(140)[:, None, None] < last, o, 0)
+    named(rule(name, x, (silent, early)), f"short last chunk of {C} dropped")
+    named(rule(name, x, (silent, final)), f"outputs of a short last chunk of {C} missing")
 
 
 @pytest.mark.parametrize("C", [16, 32, 64, 128])
@@ -417,6 +434,12 @@ def test_gates_cumulated_twice(name, C):
     x = inputs(name, T=140, H=1, G=2)
     g = np.concatenate([np.cumsum(x["g"][:, s:s + C], 1) for s in range(0, 140, C)], 1)
     named(rule(name, x, recurrence(name, dict(x, g=g))), f"gates cumulated twice, chunks of {C}")
+    g = x["g"].copy()
+    g[:, C::C] = 0
+    named(rule(name, x, recurrence(name, dict(x, g=g))), f"first gate of each chunk of {C} ignored")
+    o, final = recurrence(name, x)
+    more = np.exp(x["g"][:, -1] * (-140 % C)).reshape(1, 2, -1, 1)
+    named(rule(name, x, (o, more * final)), f"short last chunk of {C} filled with its last gate")
 
 
 # --- padding and packing -----------------------------------------------------------------------------------------
@@ -556,7 +579,9 @@ def moba(n):
 CHOICES = {
     "one block too many": moba(4), "one block too few": moba(2), "own block not forced": lambda c, own: best(c, range(own + 1), 3),
     "own block left out": lambda c, own: best(c, range(own), 3),
-    "future blocks chosen": lambda c, own: [own, *best(c, [b for b in range(len(c)) if b != own], 2)]}
+    "future blocks chosen": lambda c, own: [own, *best(c, [b for b in range(len(c)) if b != own], 2)],
+    "chosen blocks one too early": lambda c, own: [own, *(b - 1 for b in best(c, range(own), 2) if b)],
+    "chosen blocks one too late": lambda c, own: [own, *(b + 1 for b in best(c, range(own), 2))]}
 
 
 @pytest.mark.parametrize("row", [*CHOICES, "own block without causal mask", "causal mask missing", "ragged block's mean over padding",
@@ -693,6 +718,7 @@ def test_other_gradients(name):
     dump = gradient_dump(name)
     only = backwards(name, {key: dump[key] for key in inputs(name)}, 0 * dump["do"], dump["dfinal_state"])
     named(dump | only, "do ignored")
+    named(dump | {"d" + key: -3 * dump["d" + key] for key in inputs(name)}, "all gradients off by a factor")
     for key in inputs(name):
         found = named(dump | {"d" + key: dump["d" + key] * 2.5}, f"d{key} off by a factor")
         assert found.explanations[0].errors["d" + key] < 1e-12

@@ -24,9 +24,9 @@ ORDERS = dict(linear_attention="write read", normalized_linear_attention="write 
 def by_steps(order, factor=np.exp, written=True, erased=True, across="K", stop="", normalized=False):
     """A form (q, k, v, *, g, beta, scale, state) -> o, state with the steps of `order`.
 
-    factor: from a log gate to the factor.  written, erased: whether beta multiplies the value, and the prediction.  across: "V"
-    lets gates with one factor a channel fade columns of the state in place of rows.  stop: what the gradient does not pass, the
-    "state" or "key" in the prediction, or the "normaliser".
+    factor: from a log gate to the factor.  written, erased: whether beta, or which function of it, multiplies the value, and the
+    prediction.  across: "V" lets gates with one factor a channel fade columns of the state in place of rows.  stop: what the
+    gradient does not pass, the "state" or "key" in the prediction, or the "normaliser".
     """
     def form(q, k, v, *, g=None, beta=None, scale=None, eps=0, state=None):
         S, v = start(k, v, state, normalized)                                # K V
@@ -105,7 +105,11 @@ def factors(g, factor, across):
 
 
 def strength(beta, used=True):
-    return (lambda t: beta[..., t, None, None]) if used and beta is not None else lambda t: 1
+    """beta of token t, a function of it, or 1."""
+    if beta is None or used is False:
+        return lambda t: 1
+    b = used(beta) if callable(used) else beta                               # T
+    return lambda t: b[..., t, None, None]                                   # 1 1
 
 
 def finish(o, S, normalized=False, eps=0, stop=""):

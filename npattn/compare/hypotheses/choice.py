@@ -47,6 +47,17 @@ def any_block(c, own, topk, causal):
     return (rank(np, np.where(b != own, c, -np.inf)) < topk - 1) & (b != own) | (b == own)
 
 
+def shifted(by):
+    """The chosen earlier blocks, moved by one."""
+    def keep(c, own, topk, causal):
+        b = np.arange(c.shape[-1])
+        kept = rightly(c, own, topk, causal) & (b != own if causal else True)
+        moved = np.roll(kept, by, -1)
+        moved[..., 0 if by > 0 else -1] = False
+        return moved | (b == own) if causal else moved
+    return keep
+
+
 def padded_means(k, block_size):
     """The mean over block_size keys, those that are missing counted as zeros."""
     parts = [k[..., b, :].sum(-2, keepdims=True) / block_size for b in blocks(k.shape[-2], block_size)]
@@ -62,6 +73,9 @@ BLOCKS = (
     Hypothesis("one block too few", "choice", options(topk=lambda c: c.options["topk"] - 1), "topk - 1 blocks are kept.", CHOICE,
                "topk of at least 2", only=TOPK,
                when=lambda c: c.options["topk"] > 1),
+    *(Hypothesis(f"chosen blocks one too {which}", "choice", chosen(shifted(by)),
+                 f"The blocks next to the chosen ones are read, one {which}.",
+                 "Count blocks from 0.", "more blocks than topk", only=TOPK, whole=True) for which, by in (("early", -1), ("late", 1))),
     Hypothesis("own block not forced", "choice", chosen(own_unforced), "The own block competes with the earlier ones, by its mean.", CHOICE,
                "more blocks than topk", only=TOPK,
                meant=is_causal, whole=True),

@@ -48,6 +48,41 @@ def short_forgotten(size):
     return in_chunks(size, lambda o, state, new, b, T: (o, (zeros(new) if state is None else state) if b.stop - b.start < size else new))
 
 
+def short_silent(size):
+    return in_chunks(size, lambda o, state, new, b, T: (0 * o if b.stop - b.start < size else o, new))
+
+
+def short_faded(size):
+    """The last gate acts once for every token that is missing in a short last chunk."""
+    def change(case):
+        axes = case.mechanism.axes["g"].split()
+
+        def around(form):
+            def faded(**x):
+                o, S = form(**x)
+                missing = -x["q"].shape[-2] % size
+                g = x["g"][..., -1, None, None] if len(axes) == 1 else x["g"][..., -1, :, None]
+                return o, np.exp(missing * g) * S if missing else S
+            return faded
+        return wrong(case, add_around=around)
+    return change
+
+
+def border_gates(size):
+    """The gates of the first tokens of all chunks but the first are 0."""
+    def change(case):
+        axes = case.mechanism.axes["g"].split()
+
+        def around(form):
+            def without(**x):
+                t = np.arange(x["q"].shape[-2])
+                keep = (t % size != 0) | (t == 0)
+                return form(**x | dict(g=np.where(keep if len(axes) == 1 else keep[:, None], x["g"], 0)))
+            return without
+        return wrong(case, add_around=around)
+    return change
+
+
 def formula(what):
     return lambda size: lambda case: wrong(case, chunk=(size, what))
 
@@ -93,6 +128,10 @@ CHUNKS = tuple(row for size in (16, 32, 64, 128) for row in (
     Hypothesis(f"state not carried across chunks of {size}", "chunks", not_carried(size),
                f"Every chunk of {size} tokens begins with zeros.", "Hand the state on to the next chunk.",
                f"more than {2 * size} tokens", only=STEPPED, when=later(size)),
+    Hypothesis(f"first gate of each chunk of {size} ignored", "chunks", border_gates(size),
+               f"From one chunk of {size} tokens to the next nothing decays: the gate of a chunk's first token is left out.",
+               "The first token of a chunk decays the state that comes in.", f"more than {size} tokens", "g", "recurrent",
+               lambda c, size=size: fades(c) and later(size)(c)),
     Hypothesis(f"state not decayed across chunks of {size}", "chunks", formula("carry")(size),
                f"What came into a chunk of {size} tokens is handed on without the decay over the chunk.",
                f"Multiply it by the decay of all gates of the chunk. {FORMULA}",
@@ -129,6 +168,13 @@ CHUNKS = tuple(row for size in (16, 32, 64, 128) for row in (
     Hypothesis(f"short last chunk of {size} dropped", "chunks", short_dropped(size),
                f"Tokens behind the last whole chunk of {size} give zeros and are not written.", "Do the rest as well.",
                f"a T that is no multiple of {size}", only=STEPPED, when=lambda c, size=size: later(size)(c) and short_end(size)(c)),
+    Hypothesis(f"outputs of a short last chunk of {size} missing", "chunks", short_silent(size),
+               f"The outputs behind the last whole chunk of {size} tokens are zeros.", "Write them.",
+               f"a T that is no multiple of {size}", only=STEPPED, when=lambda c, size=size: later(size)(c) and short_end(size)(c)),
+    Hypothesis(f"short last chunk of {size} filled with its last gate", "last", short_faded(size),
+               f"The last gate acts once for every token that a last chunk of {size} lacks.", "Fill up with gates of 0.",
+               f"a T that is no multiple of {size}, and a final state", "g", "recurrent",
+               lambda c, size=size: fades(c) and short_end(size)(c) and any(name.startswith("final_state") for name in c.got)),
     Hypothesis(f"short last chunk of {size} not in the final state", "last", short_forgotten(size),
                f"The final state is that before the last chunk, which is shorter than {size} tokens.",
                "Return the state behind it.", f"a T that is no multiple of {size}, and a final state", only=STEPPED,

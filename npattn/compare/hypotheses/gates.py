@@ -23,6 +23,11 @@ def strengths(**used):
     return lambda case: wrong(case, steps=dict(case.steps, **used))
 
 
+def through_erased(function):
+    """`function` of beta where the prediction is taken off, beta itself where the value is written."""
+    return lambda case: wrong(case, steps=dict(case.steps, erased=function))
+
+
 def moved(name, tokens, ends):
     """Every token has the gate of the one `tokens` before; where there is none, `ends` says what.  Sequences are moved each for itself."""
     def change(case):
@@ -100,6 +105,8 @@ STRENGTH = tuple(Hypothesis(name, "beta", change, says, remedy, "beta other than
     ("beta only on v", strengths(erased=False), "beta multiplies the value but not the prediction.",
      "Multiply the error v - S^T k by beta.", STEPPED),
     ("beta only on k", strengths(written=False), "beta multiplies the prediction but not the value.",
+     "Multiply the error v - S^T k by beta.", STEPPED),
+    ("beta on k, everywhere", through_erased(lambda b: b * b), "beta multiplies k where it is written and where it predicts.",
      "Multiply the error v - S^T k by beta.", STEPPED),
     ("sigmoid of beta again", through("beta", sigmoid), "A sigmoid is applied to beta, which has been through one.",
      "Use beta as it is given, or give logits to the kernel.", ""),

@@ -1,6 +1,7 @@
-"""The normaliser of normalised linear attention."""
+"""The normaliser of normalised linear attention; linear attention without its causal mask."""
 import numpy as np
 
+from ...core.states import Normalized
 from ..case import wrong
 from ..hypothesis import Hypothesis
 from ..recurrence import by_steps
@@ -25,6 +26,19 @@ def without_z(case):
     return wrong(case, add_inputs=lambda x: x | {"state.z": 0 * x["state.z"]})
 
 
+def all_tokens(case):
+    """Every query reads the final state."""
+    def around(form):
+        def whole(**x):
+            _, last = form(**x)
+            S, z = (last.S, last.z) if isinstance(last, Normalized) else (last, None)
+            if z is None:
+                return x["q"] @ S * x.get("scale", x["q"].shape[-1] ** -0.5), last
+            return x["q"] @ S / (x["q"] @ z[..., None] + x.get("eps", 0)), last
+        return whole
+    return wrong(case, add_around=around)
+
+
 NORMALISED = "normalized_linear_attention"
 NORMALISER = tuple(Hypothesis(name, "weights", change, says, remedy, shows, only=NORMALISED, when=when) for name, change, says, remedy,
                    shows, when in (
@@ -36,3 +50,6 @@ NORMALISER = tuple(Hypothesis(name, "weights", change, says, remedy, shows, only
      "small sums of weights", lambda c: c.options.get("eps", 0) != 1e-6),
     ("initial sum of keys ignored", without_z, "state.z is not used.", "Begin the sum of the keys with it.", "an initial state",
      lambda c: "state.z" in c.arrays)))
+NORMALISER += (
+    Hypothesis("causal mask missing in linear attention", "order", all_tokens, "Every token reads what all tokens wrote.",
+               "Token t reads the sum up to t.", "more than one token", only=f"linear_attention {NORMALISED}", whole=True),)
