@@ -88,6 +88,11 @@ def test_the_stand_in_is_strict():
 CASES = [pytest.param(row, options, id=f"{row.name}-{len(row.options) and options}") for row in CATALOGUE.values() for options in settings(row)]
 
 
+def same(name, x, y):
+    """Bit for bit; blocks, which go side by side on a device (core/side_by_side.py), up to rounding."""
+    return np.array_equal(x, y) or name.startswith("chunk") and np.abs(x - y).max() <= 1e-12 * np.abs(y).max()
+
+
 @pytest.mark.parametrize("state", [True, False], ids=["state", "no state"])
 @pytest.mark.parametrize("row, options", CASES)
 def test_forms(row, options, state):
@@ -97,7 +102,8 @@ def test_forms(row, options, state):
         form = getattr(row.module, name)
         (o, final), (host_o, host_final) = form(**moved, **options, **more), form(**x, **options, **more)
         for got, wanted in zip((o, *leaves(final)), (host_o, *leaves(host_final)), strict=True):
-            assert type(got) is Device and got.dtype == wanted.dtype and np.array_equal(got.host, wanted), name
+            assert type(got) is Device and got.dtype == wanted.dtype and got.shape == wanted.shape
+            assert same(name, got.host, wanted), name
 
 
 @pytest.mark.parametrize("end", [True, False], ids=["dfinal_state", "no dfinal_state"])
@@ -114,7 +120,7 @@ def test_gradients(row, options, end):
         got = vjp(Device(do), **moved, dfinal_state=map_state(Device, dfinal) if end else None, **options, **more)
         for argument in wanted:
             for a, b in zip(leaves(got[argument]), leaves(wanted[argument]), strict=True):
-                assert type(a) is Device and np.array_equal(a.host, b), (name, argument)
+                assert type(a) is Device and same(name, a.host, b), (name, argument)
 
 
 @pytest.mark.parametrize("name, x", [("mask", np.ones((5, 5), bool)), ("bias", np.zeros((5, 5)))])

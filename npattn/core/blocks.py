@@ -1,12 +1,13 @@
 """The matrix form block by block, the state carried: one lift for every recurrent mechanism.
 
 Blocks of 32 to 128 tokens stay in cache, so the readable form is the fast form; time is linear in T, and the memory beyond the output does
-not grow with it.  What has become NaN or infinite in a block reaches all of its tokens, the earlier ones too, since 0 NaN is NaN; never an
+not grow with it.  On a GPU all blocks are taken side by side instead: core/side_by_side.py.  What has become NaN or infinite in a block reaches all of its tokens, the earlier ones too, since 0 NaN is NaN; never an
 earlier block.
 """
 import functools
 import inspect
 
+from . import side_by_side
 from .arguments import check, leaf_names
 from .arrays import array_module
 from .kinds import count
@@ -22,6 +23,8 @@ def chunk(matrix):
         check_names(others)
         tokens, options = split(axes, dict(q=q, k=k, v=v, **others))
         chunk_size, T, whole = count("chunk_size", chunk_size), check(axes, dict(tokens, state=state))["T"], None
+        if T > chunk_size and side_by_side.applies(axes, q):
+            return side_by_side.chunk(matrix, axes, tokens, options, state, T, chunk_size)
         for b in blocks(T, chunk_size):
             o, state = matrix(**cut(tokens, axes, b), **options, state=state)
             if whole is None:
@@ -43,6 +46,8 @@ def chunk_vjp(matrix, matrix_vjp):
         check_names(others)
         tokens, options = split(axes, dict(q=q, k=k, v=v, **others))
         chunk_size, T = count("chunk_size", chunk_size), check(axes, dict(tokens, do=do, state=state, dfinal_state=dfinal_state))["T"]
+        if T > chunk_size and side_by_side.applies(axes, q):
+            return side_by_side.chunk_vjp(matrix, matrix_vjp, axes, do, tokens, options, state, dfinal_state, T, chunk_size)
         steps, states = list(blocks(T, chunk_size)), [state]
         deepest = max(x.ndim for x in (*tokens.values(), *leaves(state)))
         for b in steps[:-1]:
