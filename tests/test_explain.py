@@ -18,7 +18,7 @@ from npattn.compare.hypotheses import HYPOTHESES, TABLE
 from npattn.compare.rounding import rounded
 from npattn.models import safetensors
 
-from test_hypotheses import attention, gradient_dump, inputs, l2, length, recurrence, rule, softmax_inputs
+from test_hypotheses import attention, backwards, gradient_dump, inputs, l2, length, recurrence, rule, softmax_inputs
 
 LOW = Path(__file__).parent / "golden" / "low_precision"
 
@@ -113,13 +113,24 @@ def test_gradients_follow_a_difference_of_the_outputs():
     x = inputs("gated_delta_rule")
     dump = gradient_dump("gated_delta_rule")
     dump |= dict(zip(("o", "final_state"), recurrence("gated_delta_rule", dict(x, beta=x["beta"] / 2))))
-    from test_hypotheses import backwards
     dump |= backwards("gated_delta_rule", dict(x, beta=x["beta"] / 2), dump["do"], dump["dfinal_state"])
     dump["dbeta"] = dump["dbeta"] / 2
     assert diagnose(dump).explanations[0].names == ("beta halved",)
     only = {key: y for key, y in dump.items() if key not in ("o", "final_state")}
     assert diagnose(only).explanations[0].names == ("beta halved",)
     assert diagnose(dump | dict(dbeta=2 * dump["dbeta"])).explanations[0].names in {("beta halved", "dbeta off by a factor")}
+
+
+@pytest.mark.parametrize("name", ["gated_delta_rule", "linear_attention"])
+def test_the_gradient_of_a_first_state_that_was_not_given(name):
+    x, rng = inputs(name), np.random.default_rng(2)
+    x["state"] = 0 * x["state"]
+    do, dS = rng.standard_normal(x["v"].shape), rng.standard_normal(x["state"].shape)
+    dump = rule(name, x, recurrence(name, x)) | dict(do=do, dfinal_state=dS, **backwards(name, x, do, dS))
+    del dump["state"]
+    assert diagnose(dump).verdict == "right"
+    assert diagnose(dump | dict(dv=2 * dump["dv"])).explanations[0].names == ("dv off by a factor",)
+    assert diagnose(dump | backwards(name, x, do, 0 * dS)).explanations[0].names == ("dfinal_state ignored",)
 
 
 def test_what_explains_some_of_it():
@@ -433,3 +444,24 @@ def test_the_table():
     for row in HYPOTHESES:
         assert row.says.endswith(".") and row.remedy.endswith(".") and row.shows and not row.shows.endswith("."), row.name
         assert row.concerns("gated_deltanet") or any(row.concerns(mechanism) for mechanism in CATALOGUE.values())
+
+
+# --- little to go by -------------------------------------------------------------------------------------------------
+
+def test_few_numbers_are_not_explained_by_chance():
+    """One output that is off, of bfloat16: among all hypotheses there may well be one that hits it."""
+    one = inputs("gated_delta_rule", T=1, H=1, G=1, K=2, V=1)
+    dump = rule("gated_delta_rule", one, recurrence("gated_delta_rule", one, scale=1.0))
+    assert diagnose(dump).explanations[0].names == ("scale missing",)        # nine digits are no chance
+    del dump["final_state"]
+    for o in np.linspace(-2, 2, 41):
+        o = rounded(np.full((1, 1, 1, 1), o), "bfloat16")
+        assert diagnose(dump | dict(o=o.astype(np.float16)), pairs=False).explanations == ()
+
+
+def test_numbers_below_the_smallest_of_the_type():
+    """A gradient of 1e-7 in float16, which has steps of 6e-8."""
+    dump = gradient_dump("linear_attention")
+    dump |= {key: 1e-7 * dump[key] for key in ("do", "dfinal_state", "dq", "dk", "dv", "dstate")}
+    found = diagnose(dump | {key: dump[key].astype(np.float16) for key in ("o", "final_state", "dq", "dk", "dv", "dstate")})
+    assert found.verdict == "right within rounding" and found.precision == "float16"

@@ -3,11 +3,12 @@
 A hypothesis changes a Case (`dataclasses.replace`), two hypotheses one after the other; `outcome` says what would have come out,
 gradients included.
 """
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Mapping
 
 import numpy as np
 
+from ..core.arguments import leaf_names
 from ..core.functions import l2norm
 from ..core.states import Normalized, leaves, map_state, rebuild
 from ..proof.tape import Traced, vjp
@@ -37,9 +38,16 @@ class Case(Problem):
 
 
 def case_of(dump):
-    """The right Case of a dump."""
-    p = dump.problem
-    return Case(**{f.name: getattr(p, f.name) for f in fields(p)}, got=dump.outputs, layout=dump.layout)
+    """The right Case of a dump.  Where the gradient of a first state is asked for, but no state was given, there is one of zeros."""
+    p, kinds = dump.problem, dump.problem.mechanism.axes["state"]
+    names, arrays = leaf_names("state", kinds), dict(p.arrays)
+    if names[0] not in arrays and any("d" + name in dump.outputs for name in names):
+        few, many = p.arrays["k"].shape[1], p.arrays["v"].shape[1]
+        rows = p.arrays["k"].shape[0] if p.cu_seqlens is None else len(p.cu_seqlens) - 1
+        sizes = dict(K=p.arrays["k"].shape[-1], V=p.arrays["v"].shape[-1], n=0)
+        arrays |= {name: np.zeros((rows, many if p.mechanism.recurrent else few, *(sizes[x] for x in kind.split())))
+                   for name, kind in zip(names, leaves(kinds))}
+    return Case(p.mechanism, arrays, p.options, p.l2norm, p.real, p.cu_seqlens, dump.outputs, dump.layout)
 
 
 def outcome(case, gradients=False):

@@ -39,7 +39,10 @@ def compare(dump, expected):
     p = dump.problem
     real = {key: p.real if dump.axes[key][2] in "TN" else None for key in dump.outputs}
     rounded = coarsest(precision(x, expected[key], dump.types[key]) for key, x in dump.outputs.items())
-    rows = tuple(Row(key, x.shape, dump.axes[key], error(x, expected[key], real[key]), LEVELS[rounded]) for key, x in dump.outputs.items())
+    least = 2.0 ** -24 if rounded == "float16" else 0    # the step between the smallest numbers of the type
+    rows = tuple(Row(key, x.shape, dump.axes[key], error(x, expected[key], real[key]),
+                     max(LEVELS[rounded], least / (np.abs(expected[key][np.isfinite(expected[key])]).max(initial=0) or 1)))
+                 for key, x in dump.outputs.items())
     return Report(p.mechanism.name, dump.layout, dump.sizes, tuple(assumptions(p)), rounded, rows)
 
 

@@ -26,15 +26,20 @@ def diagnose(path_or_mapping, mechanism=None, layout=None, *, pairs=True, second
     pairs: whether two hypotheses are tried together where no single one explains, for as many `seconds` at most; progress(done, of)
     is called between them.  Raises DumpError, a ValueError of one line, for what cannot be used.
     """
-    arrays = load(path_or_mapping)
+    with np.errstate(all="ignore"):                      # what a wrong convention makes of numbers may well overflow
+        return best(load(path_or_mapping), mechanism, layout, pairs, seconds, progress)
+
+
+def best(arrays, mechanism, layout, pairs, seconds, progress):
+    """The Diagnosis of arrays by key, under the mechanism that explains them best."""
     if is_layer(arrays, mechanism or name_in(arrays)):
         return layer_report.judged(arrays, pairs)
     dumps = candidates(arrays, mechanism, layout)
     found = [judged(dump, pairs and len(dumps) == 1, seconds, progress) for dump in dumps]
     if pairs and len(dumps) > 1 and not any(one.right or one.explanations for one in found):
         found = [judged(dump, True, seconds / len(dumps), progress) for dump in dumps]
-    best = min(found, key=lambda one: (VERDICTS.index(one.verdict), len(one.explanations[0].names) if one.explanations else 0))
-    return replace(best, others=tuple((one.report.mechanism, one.verdict) for one in found if one is not best))
+    first = min(found, key=lambda one: (VERDICTS.index(one.verdict), len(one.explanations[0].names) if one.explanations else 0))
+    return replace(first, others=tuple((one.report.mechanism, one.verdict) for one in found if one is not first))
 
 
 def candidates(arrays, mechanism, layout):

@@ -141,8 +141,11 @@ def recognised(subject, base, plain):
     Either a model gives the very numbers, or what is off goes along with what the model is off (a correlation far beyond chance)
     and is no larger than three times that.  Noise goes along with nothing.
     """
-    wrong = [name for name, e in subject.errors(plain).items() if e > subject.level]
-    found = []
+    if plain is None or not plain.keys() >= subject.case.got.keys():
+        return None
+    wrong, found = [name for name, e in subject.errors(plain).items() if e > subject.level], []
+    if not wrong:
+        return None
     for model in MODELS:
         if not model.back and not (base.mechanism.recurrent and all(map(is_result, wrong))):
             continue

@@ -65,6 +65,7 @@ class Search:
         self.subject, self.progress, self.singles, self.tried = subject, progress, {}, 0
         self.forward = subject.only([name for name in subject.case.got if is_result(name)])
         errors = subject.errors(subject.right)
+        self.numbers = sum(int((subject.error(name, subject.right[name]).each > subject.level).sum()) for name in subject.case.got)
         self.worst, self.forward_right = max(errors.values()), all(errors[name] <= subject.level for name in self.forward.case.got)
         self.rows = [row for row in HYPOTHESES if row.concerns(subject.case.mechanism) and row.meant(subject.case)
                      and row.when(subject.case)
@@ -101,7 +102,12 @@ class Search:
     def good(self, fit):
         """Whether it explains everything."""
         return fit is not None and fit.errors.keys() == self.subject.case.got.keys() and \
-            fit.worst <= self.subject.level and BETTER * fit.worst <= self.worst
+            fit.worst <= self.subject.level and BETTER * fit.worst <= self.worst and not self.by_chance(fit)
+
+    def by_chance(self, fit):
+        """Whether so few numbers are wrong that one of all combinations may well hit them, each within the level."""
+        free = sum("factor" in row.name for row in fit.rows)                 # these rows fit a number themselves
+        return (self.numbers - free) * -np.log10(self.subject.level) < 3 + len(fit.rows) * np.log10(len(self.rows))
 
     def single(self):
         """The good fits of single rows."""

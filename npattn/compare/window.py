@@ -99,7 +99,7 @@ def cut(case, row, tokens=None, head=None):
     return replace(case, arrays={name: part(name, x) for name, x in case.arrays.items()},
                    got={} if head is None else {name: part(name, x) for name, x in case.got.items()},
                    real=None if case.real is None else case.real[row:row + 1, some],
-                   cu_seqlens=None if case.cu_seqlens is None or some.stop is None else np.minimum(case.cu_seqlens, some.stop))
+                   cu_seqlens=case.cu_seqlens if case.cu_seqlens is None or some.stop is None else np.minimum(case.cu_seqlens, some.stop))
 
 
 def apart(a, b, real):
