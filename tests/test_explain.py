@@ -5,6 +5,7 @@ import io
 import json
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -282,6 +283,9 @@ def test_which_gradients_go_wrong():
     dump = gradient_dump("gated_delta_rule")
     text = said(dump | dict(dk=dump["dk"] + 1))
     assert "All outputs are right; of the gradients dk is wrong, dbeta, dg, dq, dstate and dv right." in text
+    lost = {key: np.where(np.arange(dump[key].size).reshape(dump[key].shape) == 5, np.nan, dump[key]) for key in ("dq", "dk")}
+    text = said(dump | lost)
+    assert "dk and dq hold NaN or infinity, dbeta, dg, dstate and dv do not: only what passes through the gates overflows." in text
 
 
 # --- speed -------------------------------------------------------------------------------------------------------
@@ -426,6 +430,18 @@ def test_a_factor_where_the_log_is_meant():
     x = inputs("gated_delta_rule")
     with pytest.raises(DumpError, match="positive in 80 of 80 places; all of it is in 0 ... 1: .*give the logarithm"):
         diagnose(rule("gated_delta_rule", dict(x, g=np.exp(x["g"])), recurrence("gated_delta_rule", x)))
+
+
+def test_the_progress_line(tmp_path, capsys, monkeypatch):
+    """On a terminal only, and gone in the end."""
+    x = inputs("gated_delta_rule")
+    o, final = recurrence("gated_delta_rule", x)
+    np.savez(tmp_path / "dump.npz", **rule("gated_delta_rule", x, (o + np.random.default_rng(0).standard_normal(o.shape), final)))
+    assert run(capsys, "compare", str(tmp_path / "dump.npz"))[2] == ""
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    monkeypatch.setattr("npattn.compare.command.time", SimpleNamespace(monotonic=iter(range(10 ** 6)).__next__))
+    status, out, err = run(capsys, "compare", str(tmp_path / "dump.npz"))
+    assert status == 1 and re.match(r"\r0 of \d+ pairs of hypotheses\r1 of", err) and err.endswith("\r\033[K") and out.endswith("UNEXPLAINED\n")
 
 
 def test_pitfalls(capsys):

@@ -197,7 +197,9 @@ NORMS = {
 FACTORS = {
     "gate ignored": lambda g: 0 * g + 1, "gate in base 2": lambda g: 2.0 ** g, "gate divided by ln 2": lambda g: np.exp(g / np.log(2)),
     "gate twice": lambda g: np.exp(g) ** 2,
-    "minus exp of the gate": lambda g: np.exp(-np.exp(g)), "sigmoid of the gate": lambda g: 1 / (1 + np.exp(-g)),
+    "minus exp of the gate": lambda g: np.exp(-np.exp(g)),
+    "minus sigmoid of the gate, times exp(-1/2)": lambda g: np.exp(-np.exp(-0.5) / (1 + np.exp(-g))),
+    "sigmoid of the gate": lambda g: 1 / (1 + np.exp(-g)),
     "minus softplus of the gate": lambda g: 1 / (1 + np.exp(g)),
     "gate as a factor": lambda g: g, "exp of the gate twice": lambda g: np.exp(np.exp(g)), "sign of the gate": lambda g: np.exp(-g),
     "gate linearised": lambda g: 1 + g}
@@ -806,6 +808,28 @@ def test_gradients_of_attention(shape):
     named(whole(lambda y: y.sum(2)) | dict(dbias=2 * dump["dbias"]), "dbias off by a factor")
     for row, sums in {"the first": lambda y: y[:, :, 0], "the last": lambda y: y[:, :, 1], "the mean": lambda y: y.mean(2)}.items():
         named(whole(sums), f"sum over grouped heads missing: {row}")
+
+
+@pytest.mark.parametrize("name", ["softmax_attention", "block_topk_attention"])
+def test_gradients_of_the_last_query(name):
+    x, do = softmax_inputs(), np.random.default_rng(6).standard_normal((1, 20, 4, 3))
+    kept = (lambda b, i, h, j: True) if name == "softmax_attention" else blocks(x, 4, moba(2))
+    d = {key: np.zeros_like(x[key]) for key in "qkv"}
+    lost = {key: np.zeros((20, 4, x[key].shape[3])) for key in "kv"}         # by query head
+    for i, h in np.ndindex(20, 4):
+        js = [j for j in range(i + 1) if kept(0, i, h, j)]
+        q, k, v = x["q"][0, i, h], x["k"][0, js, h // 2], x["v"][0, js, h // 2]
+        p = np.exp(k @ q / 2) / np.exp(k @ q / 2).sum()
+        ds = p * (v @ do[0, i, h] - p @ (v @ do[0, i, h]))
+        d["q"][0, i, h] = ds @ k / 2
+        d["k"][0, js, h // 2] += np.outer(ds, q) / 2
+        d["v"][0, js, h // 2] += np.outer(p, do[0, i, h])
+        lost["k"][js, h], lost["v"][js, h] = np.outer(ds, q) / 2, np.outer(p, do[0, i, h])
+    options = {} if name == "softmax_attention" else {"opt.block_size": 4, "opt.topk": 2, "opt.causal": True}
+    dump = dict(x, mechanism=name, o=attention(x, kept=kept), do=do, dq=d["q"], dk=d["k"], dv=d["v"], **options)
+    assert diagnose(dump).verdict == "right"
+    group = lambda y: y.reshape(20, 2, 2, -1).sum(2)[None]
+    named(dump | dict(dk=group(lost["k"]), dv=group(lost["v"])), "keys get the gradient of the last query only")
 
 
 # --- all of them --------------------------------------------------------------------------------------------------

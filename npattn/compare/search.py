@@ -128,9 +128,10 @@ class Search:
         """The good fits of two rows, and whether all were tried within the time."""
         end, found, pairs = time.monotonic() + seconds, [], self.sensible()
         for done, pair in enumerate(pairs):
-            if time.monotonic() > end:
+            late = time.monotonic() > end
+            self.progress(len(pairs) if late else done, len(pairs))
+            if late:
                 return self.ranked(found), False
-            self.progress(done, len(pairs))
             self.tried += 1
             if self.fits(pair) and self.good(fit := self.whole(pair)):
                 found.append(fit)

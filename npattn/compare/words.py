@@ -17,6 +17,12 @@ def picture(subject):
                                                                                             if set(gradients) - set(wrong) else ".")
     elif "o" in each and "o" not in wrong and wrong and all("final_state" in name for name in wrong):
         yield "Only the final state is wrong: every output is right, so it is what is returned after the last token, not the recurrence."
+    broken = {name for name in gradients if each[name].nonfinite}
+    sound = set(gradients) - broken
+    if broken and sound:
+        way = "the gates" if "dv" in sound else "the values"
+        yield (f"{join(broken)} {'hold' if len(broken) > 1 else 'holds'} NaN or infinity, {join(sound)} {'do' if len(sound) > 1 else 'does'} "
+               f"not: only what passes through {way} overflows.")
     for name in wrong:
         got, right = subject.case.got[name], subject.right[name]
         whole = list(value_words(name, got, right, each[name].each >= 0, subject.level))

@@ -19,7 +19,7 @@ TABLE = {
     "Weights": attention.WEIGHTS + normaliser.NORMALISER,
     "Choice of blocks": choice.BLOCKS,
     "Gradient of the gate": gradients.GATE,
-    "Gradients": gradients.OTHERS + gradients.FACTOR,
+    "Gradients": gradients.OTHERS + choice.LAST + gradients.FACTOR,
     "Gated DeltaNet layer": layer.LAYER,
 }
 HYPOTHESES = tuple(row for rows in TABLE.values() for row in rows)

@@ -4,10 +4,12 @@ import numpy as np
 from ...core.arrays import array_module
 from ...core.blocks import blocks
 from ...core.cached import scores, start_cached
-from ...core.functions import softmax
+from ...core.functions import l2norm_vjp, softmax
+from ...core.heads import group, ungroup
 from ...core.states import Cache
-from ...sparse.block_topk_attention import means, rank, sees, whole
-from ..case import wrong
+from ...softmax.softmax_attention import sight
+from ...sparse.block_topk_attention import keep, means, rank, sees, whole
+from ..case import normal, wrong
 from ..hypothesis import Hypothesis
 from .attention import is_causal, options, places
 
@@ -92,3 +94,44 @@ BLOCKS = (
                "Divide by the number of keys that there are.",
                "a number of keys that is no multiple of the block size, and a choice that depends on it", only=TOPK, whole=True,
                when=lambda c: (places(c)[1] + places(c)[2]) % c.options["block_size"] != 0))
+
+
+# --- gradients ---------------------------------------------------------------------------------------------------
+
+def seen(q, k, n, case):
+    """Which queries look at which keys: (…, T, n + N), for softmax attention too."""
+    if "topk" in case.options:
+        kept = keep(q, means(k, case.options["block_size"]), n, whole(q), case.options["block_size"], case.options["topk"], is_causal(case))
+        return sees(kept, n, whole(q), whole(k), case.options["block_size"], is_causal(case))
+    mask = case.arrays["mask"][:, :, None] if "mask" in case.arrays else None            # heads are not grouped where one stands for all
+    _, see, _ = sight(q, k, n, is_causal(case), mask, None, case.options.get("window"))
+    see = see(whole(q), whole(k))
+    return np.ones((1, 1), bool) if see is None else see
+
+
+def last_query(y, case):
+    """dk and dv of the last query alone that sees a key: what is left where each overwrites what came before."""
+    if case.real is not None or case.cu_seqlens is not None or "bias" in case.arrays or case.arrays.get("mask",
+                                                                                                        np.ones((1, 1))).shape[1] > 1:
+        raise ValueError("not for these inputs")
+    x = normal(case.arrays) if case.l2norm else case.arrays
+    few = x["k"].shape[1]
+    q, k, v, do = (group(x[name], few, 1 - x[name].ndim) for name in ("q", "k", "v", "do"))
+    old = [group(x["state." + name], few, 1 - x[name].ndim) for name in "kv"] if "state.k" in x else None
+    xp, q, k, v, n = start_cached(case.mechanism.axes, q, k, v, scale=case.options.get("scale"), state=old and Cache(*old))
+    see = np.broadcast_to(seen(q, k, n, case), q.shape[:-1] + k.shape[-2:-1])            # T n+N
+    last = see & (np.cumsum(see[..., ::-1, :], -2)[..., ::-1, :] == 1)                   # T n+N
+    p = softmax(scores(q, k, None, see))                                     # T n+N
+    dp = do @ v.mT                                                           # T n+N
+    ds = p * (dp - (p * dp).sum(-1, keepdims=True))                          # T n+N
+    d = dict(k=(ds * last).mT @ q, v=(p * last).mT @ do)
+    d = {name: ungroup(part.sum(2, keepdims=True), 1 - part.ndim + 1)[:, :, n:] for name, part in d.items()}
+    dk = l2norm_vjp(d["k"], case.arrays["k"]) if case.l2norm else d["k"]
+    return y | dict(dk=dk, dv=d["v"])
+
+
+LAST = (Hypothesis("keys get the gradient of the last query only", "dk dv", lambda case: wrong(case, add_gradients=last_query),
+                   "dk and dv hold what the last query that sees a key sends, not the sum over all queries.",
+                   "Add up over all queries that see the key.",
+                   "keys that several queries see", only=f"softmax_attention {TOPK}", when=lambda c: "dk" in c.got or "dv" in c.got,
+                   back=True),)

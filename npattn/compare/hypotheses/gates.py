@@ -79,6 +79,8 @@ GATE = tuple(Hypothesis(name, "gate", change, says, remedy, ANY, "g", only, fade
     ("gate twice", through("g", lambda g: 2 * g), "The state decays twice at every token.", "Decay once.", ""),
     ("minus exp of the gate", through("g", lambda g: -np.exp(g)), "The decay is exp(-exp(g)): g is taken for the raw parameter of RWKV.",
      LOG, ""),
+    ("minus sigmoid of the gate, times exp(-1/2)", through("g", lambda g: -np.exp(-0.5) * sigmoid(g)),
+     "The log decay is -exp(-1/2) sigmoid(g): g is taken for the raw parameter of RWKV-7.", LOG, ""),
     ("sigmoid of the gate", through("g", lambda g: -softplus(-g)), "The decay is sigmoid(g): g is taken for a raw gate.", LOG, ""),
     ("minus softplus of the gate", through("g", lambda g: -softplus(g)), "The log decay is -softplus(g): g is taken for a raw gate.", LOG,
      ""),
