@@ -127,15 +127,17 @@ class Search:
     def pairs(self, seconds):
         """The good fits of two rows, and whether all were tried within the time."""
         end, found, pairs = time.monotonic() + seconds, [], self.sensible()
-        for done, pair in enumerate(pairs):
-            late = time.monotonic() > end
-            self.progress(len(pairs) if late else done, len(pairs))
-            if late:
-                return self.ranked(found), False
-            self.tried += 1
+        done = 0
+        for pair in pairs:
+            if time.monotonic() > end:
+                break
+            self.progress(done, len(pairs))
             if self.fits(pair) and self.good(fit := self.whole(pair)):
                 found.append(fit)
-        return self.ranked(found), True
+            done += 1
+        self.progress(len(pairs), len(pairs))
+        self.tried += done
+        return self.ranked(found), done == len(pairs)
 
     def sensible(self):
         """The pairs worth trying, the dear ones last."""
