@@ -71,7 +71,7 @@ def fla(module, name, *gates, **options):
     return load
 
 
-NAIVE = dict(devices=("cpu", "cuda"), works=(FORWARD, GRADIENTS))
+NAIVE = dict(devices=("cpu",), works=(FORWARD, GRADIENTS))            # on a GPU their gradients take minutes
 # On a GPU its products may be made in TF32, 10 bits of mantissa.
 TRITON = dict(devices=("cuda",), compiles=False, tolerance=2e-2)
 
