@@ -15,7 +15,7 @@ def hidden(*names):
     """Padding comes in, with these arrays set to zero there (others as they are)."""
     def change(case):
         def hide(x):
-            keep = {name: case.real[:, None, :, *[None] * (x[name].ndim - 3)] for name in names if name in x}
+            keep = {name: case.real[(slice(None), None, slice(None)) + (None,) * (x[name].ndim - 3)] for name in names if name in x}
             return x | {name: np.where(keep[name], x[name], 0) for name in keep}
         return wrong(case, real=None, add_inputs=hide)
     return change
