@@ -11,7 +11,8 @@ from npattn import simple_gla
 from npattn.__main__ import main
 from npattn.catalogue import CATALOGUE
 from npattn.proof import fractions
-from npattn.proof.worked import DECAY_FIRST, PREDICT_FIRST, chunk_steps, chunk_table, example, loop_steps, loop_table, order, unit_fractions
+from npattn.proof.example import unit_fractions
+from npattn.proof.worked import DECAY_FIRST, PREDICT_FIRST, chunk_steps, chunk_table, example, loop_steps, loop_table, order
 
 RECURRENT = [name for name, row in CATALOGUE.items() if row.recurrent]
 KNOWN = [name for name in RECURRENT if order(name)]
