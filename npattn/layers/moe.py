@@ -32,7 +32,7 @@ def forward(x, weights, *, topk, renormalize=True):
 
 def matrix(x, weights, *, topk, renormalize=True):
     """The same, every expert on every token, weighted with 0 where it was not chosen: for small sizes."""
-    xp, rows = array_module(x), x.reshape(-1, x.shape[-1])                   # N C
+    rows = x.reshape(-1, x.shape[-1])                                        # N C
     _, W = route(rows, weights, topk, renormalize)                           # N E
     I = weights["experts.down_proj"].shape[-1]
     gu = rows @ weights["experts.gate_up_proj"].mT                           # E N 2I
