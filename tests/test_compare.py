@@ -11,7 +11,7 @@ import pytest
 
 from npattn import data
 from npattn.catalogue import CATALOGUE
-from npattn.compare import DumpError, Report, check_dump
+from npattn.compare import DumpError, Report, check_dump, diagnose
 from npattn.compare.command import compare_command
 from npattn.compare.frameworks import framework_error
 from npattn.compare.read import ALIASES
@@ -557,3 +557,183 @@ def test_what_ships():
     assert all(check_dump(data.dump(name)).right for name in about)
     with pytest.raises(KeyError, match="no dump 'x' is shipped"):
         data.dump("x")
+
+
+# --- small heads, levels of each output, and what the report says -------------------------------------------------
+
+def single_precision(dump):
+    return {key: x.astype(np.float32) if isinstance(x, np.ndarray) else x for key, x in dump.items()}
+
+
+def small_head(by=5e-5):
+    """A dump in float32 whose head 3 has values smaller than the others'."""
+    x = inputs() | dict(state=np.zeros((2, 4, 3, 5)))
+    x["v"][:, :, 3] *= by
+    x = single_precision(x)
+    o, final = delta({key: y.astype(np.float64) for key, y in x.items()})
+    return single_precision(dict(x, mechanism="gated_delta_rule", o=o, final_state=final))
+
+
+def test_a_small_head_of_zeros_is_wrong():
+    dump = small_head()
+    assert check_dump(dump).right and row(check_dump(dump), "o").heads == ()
+    dump["o"][1, :, 3] = 0
+    report = check_dump(dump)
+    o = row(report, "o")
+    assert o.near and o.error.relative < 1e-4 and not o.right and not report.right
+    assert [head[:2] for head in o.heads] == [(1, 3)] and o.heads[0][2] == 1 and o.own[3] == 1 and max(o.own[:3]) < 1e-6
+    assert "o, batch 1, head 3: wrong on its own scale, by 1.0e+00 of its largest entry" in str(report) and str(report).endswith("WRONG: o")
+    plain = json.loads(json.dumps(report.as_dict(), allow_nan=False))
+    assert plain["verdict"] == "wrong" and plain["outputs"][0]["wrong_on_own_scale"][0]["head"] == 3
+    found = diagnose(dump)
+    assert found.verdict == "unexplained" and found.picture == (
+        "o is right by its largest entry, and wrong in 1 of 8 heads (of all batch rows) that are small beside it; they are zero there.",)
+
+
+@pytest.mark.parametrize("name, rounded", [("bfloat16", lambda x: bfloat16(x)), ("float16", lambda x: x.astype(np.float16))])
+def test_a_small_head_in_low_precision(name, rounded):
+    dump = small_head(2e-3)
+    dump |= {key: rounded(dump[key]) for key in ("o", "final_state")}
+    assert check_dump(dump).right and check_dump(dump).precision == name
+    dump["o"][:, :, 3] *= -1
+    assert len(row(check_dump(dump), "o").heads) == 2 and not check_dump(dump).right
+
+
+def test_a_head_of_exact_zeros_has_no_scale():
+    dump = small_head(0)
+    assert check_dump(dump).right and row(check_dump(dump), "o").own[3] == -1
+    dump["o"][0, 0, 3, 0] = 1e-7
+    assert check_dump(dump).right
+    dump["o"][0, 0, 3, 0] = 1e-2
+    assert not check_dump(dump).right
+
+
+def test_a_head_that_cancels_is_excused():
+    """dq of a query that sees equal values is sum p (do . v - do . o) k = 0, but for the rounding of do . v, of size 1: in head 1 values
+    differ by 1e-6, which float32 hardly holds.
+    """
+    rng = np.random.default_rng(0)
+    q, k, do = (rng.standard_normal((1, 6, 2, 4)).astype(np.float32) for _ in range(3))
+    v = rng.standard_normal((1, 6, 2, 4))
+    v[:, :, 1] = 1 + 1e-6 * v[:, :, 1]
+    v = v.astype(np.float32)
+    dq = np.zeros(q.shape)
+    rough = np.zeros(q.shape, np.float32)
+    for h in range(2):
+        for made, kind in ((dq, np.float64), (rough, np.float32)):
+            a, b, c, d = (x[0, :, h].astype(kind) for x in (q, k, v, do))
+            s = a @ b.T * kind(0.5)
+            w = np.exp(s - s.max(-1, keepdims=True)) * np.tri(6, dtype=kind)
+            p = w / w.sum(-1, keepdims=True)
+            dp = d @ c.T
+            made[0, :, h] = (p * (dp - (p * dp).sum(-1, keepdims=True))) @ b * kind(0.5)
+    dump = dict(mechanism="softmax_attention", q=q, k=k, v=v, do=do)
+    report = check_dump(dict(dump, dq=rough))
+    assert row(report, "dq").own[1] > 1e-2 and report.right                  # more than a head may be off that does not cancel
+    assert check_dump(dict(dump, dq=dq)).right
+
+
+def test_one_output_in_bfloat16_does_not_excuse_another():
+    dump = right() | dict(o=bfloat16(right()["o"]))
+    assert check_dump(dump | dict(final_state=dump["final_state"].astype(np.float32))).right
+    report = check_dump(dump | dict(final_state=(dump["final_state"] * 1.015).astype(np.float32)))
+    assert row(report, "o").right and not row(report, "final_state").right and not report.right
+    assert "o holds bfloat16 values" in str(report) and "final_state holds float32 values: right means a relative error of at most 1e-04" in str(report)
+
+
+def test_inputs_in_bfloat16_excuse_a_float32_state():
+    x = inputs()
+    x |= {key: bfloat16(x[key]) for key in "qkv"}
+    o, final = delta({key: y.astype(np.float64) for key, y in x.items()})
+    dump = dict(x, mechanism="gated_delta_rule", o=bfloat16(o))
+    report = check_dump(dump | dict(final_state=(final * 1.005).astype(np.float32)))
+    assert report.right and "final_state holds float32 values made from bfloat16 q, k or v: right means a relative error of at most 1e-02" in str(report)
+    assert not check_dump(dump | dict(final_state=(final * 1.015).astype(np.float32))).right
+    assert not check_dump(dump | dict(final_state=final * 1.005)).right      # float64 is no kernel's
+
+
+def test_few_values_are_like_the_other_outputs():
+    dump = right(B=1, T=9, H=1, HV=1)
+    dump |= {key: bfloat16(dump[key]) for key in ("o", "final_state")}
+    assert dump["final_state"].size < 16 and check_dump(dump).right
+
+
+@pytest.mark.parametrize("mechanism, options, lines", [
+    ("softmax_attention", {}, ["causal True: there is no opt.causal", "window unlimited: there is no opt.window", "scale K ** -0.5: there is no opt.scale"]),
+    ("softmax_attention", {"opt.causal": False}, ["causal False", "window unlimited: there is no opt.window"]),
+    ("normalized_linear_attention", {}, ["eps 0: there is no opt.eps"]),
+    ("block_topk_attention", {"opt.topk": 2, "opt.block_size": 2}, ["causal False: there is no opt.causal", "topk 2"])])
+def test_defaults_are_said(attention, mechanism, options, lines):
+    few = {key: x[:, :, :2] for key, x in attention.items()}
+    report = check_dump(few | options | {"mechanism": mechanism, "o": few["v"]})
+    assert set(lines) <= set(report.assumed)
+
+
+def test_from_where_positions_count(attention):
+    def said(**change):
+        return " ".join(check_dump(attention | dict(mechanism="softmax_attention", o=np.ones((2, 1, 4, 5)), q=attention["q"][:, :1]) | change).assumed)
+
+    assert "queries are 1 and new keys 6: both are counted from the first one, from the top left, as there is no cache" in said()
+    assert "query i sees keys up to i" in said() and "sees" not in said(**{"opt.causal": False})
+    assert "behind the cache" in said(**{"state.k": attention["k"], "state.v": attention["v"]})
+
+
+@pytest.mark.parametrize("key, wanted", [("initial_state", "state"), ("gk", "g"), ("h0", "state"), ("ht", "final_state"), ("scale", "opt.scale"),
+                                         ("causal", None), ("gg", None), ("fnal_state", "final_state")])
+def test_what_an_unknown_key_may_mean(key, wanted):
+    with pytest.raises(DumpError) as error:
+        check_dump({name: x for name, x in right().items() if name != "state"} | {key: np.ones(3)})
+    assert (f"; did you mean {wanted}?" if wanted else "unknown key") in str(error.value) and ("did you mean" in str(error.value)) == bool(wanted)
+
+
+def test_digits_that_differ():
+    dump = right()
+    dump["o"] = dump["o"] * (1 + 3e-9)
+    got, expected = re.search(r"^o +WRONG .* (\S+), expected (\S+),", str(check_dump(dump)), re.MULTILINE).groups()
+    assert got != expected and float(got) != float(expected)
+    assert "relative: max |got - expected| / max |expected| over an array" in str(check_dump(dump))
+
+
+def test_plain_data_is_in_the_order_of_the_dump(attention):
+    for layout in ("bthd", "bhtd"):
+        dump = {key: x.swapaxes(1, 2) if layout == "bhtd" and getattr(x, "ndim", 0) > 2 and key != "state" else x for key, x in right().items()}
+        dump |= {key: right()[key] for key in ("final_state",)}
+        o, final = check_dump(dump | dict(layout=layout)).as_dict()["outputs"]
+        assert o["shape"] == list(dump["o"].shape) and final["shape"] == [2, 4, 3, 5] and final["axes"] == ["B", "HV", "K", "V"]
+        assert o["axes"] == (["B", "T", "HV", "V"] if layout == "bthd" else ["B", "HV", "T", "V"])
+    plain = check_dump(attention | dict(mechanism="softmax_attention", o=np.ones((2, 6, 4, 5)))).as_dict()
+    assert not [letter for letter in plain["sizes"] if "+" in letter] and plain["relative_to"] == "the largest |expected| of the array"
+    real = np.ones((2, 9), int)
+    real[:, 0] = 0
+    dump = right() | dict(mask=real)
+    dump["o"][0, 3, 0, 0] = np.nan
+    by_token = check_dump(dump).as_dict()["outputs"][0]["by_token"]
+    assert by_token[0] == -1 and by_token[3] is None and by_token[4] >= 0
+
+
+def test_gradients_that_are_not_summed_over_heads(attention):
+    with pytest.raises(DumpError, match="H is 4 here and 2 in q: sum over the value heads that share a key head$"):
+        check_dump(right() | dict(do=right()["o"], dq=np.ones((2, 9, 4, 3))))
+    with pytest.raises(DumpError, match="sum over the query heads that share a key head$"):
+        check_dump(attention | dict(mechanism="softmax_attention", do=np.ones((2, 6, 4, 5)), dv=np.ones((2, 6, 4, 5))))
+    with pytest.raises(DumpError, match="H is 3 here and 2 in q$"):
+        check_dump(right() | dict(do=right()["o"], dq=np.ones((2, 9, 3, 3))))
+
+
+@pytest.mark.parametrize("sizes", [dict(V=0), dict(K=0), dict(T=0), dict(K=0, V=0)])
+@pytest.mark.parametrize("mechanism", ["gated_delta_rule", "gated_delta_rule_predict_first"])
+def test_nothing_along_an_axis(sizes, mechanism):
+    dump = {key: x for key, x in inputs(**sizes).items() if key != "state"}
+    dump |= dict(mechanism=mechanism, o=np.zeros(dump["v"].shape))
+    assert diagnose(dump, pairs=False).verdict == "right" and str(diagnose(dump, pairs=False)).endswith("RIGHT")
+    if dump["o"].size:
+        assert diagnose(dump | dict(o=dump["o"] + 1), pairs=False).verdict == "unexplained"
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("bad", [1e300, -1.7e308, np.inf, np.nan])
+def test_huge_outputs_do_not_warn(bad):
+    dump = right()
+    dump["o"][0, 0, 0, 0] = bad
+    for found in (check_dump(dump), diagnose(dump, pairs=False)):
+        assert not found.right and json.dumps(found.as_dict(), allow_nan=False) and str(found)

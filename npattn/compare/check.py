@@ -1,11 +1,15 @@
 """A dump against the mechanism in float64."""
+import inspect
+from dataclasses import replace
+
 import numpy as np
 
 from .files import load
 from .layer import is_layer
 from .layer_report import report_on
 from .layout import DumpError
-from .measure import LEVELS, coarsest, error, precision
+from .measure import FROM_INPUTS, LEVELS, coarsest, error, holds, precision, precision_of_inputs
+from .own import own, sizes, wrong_heads
 from .problem import evaluate, takes
 from .read import name_in, read
 from .report import Report, Row
@@ -38,22 +42,42 @@ def compare(dump, expected):
     """The Report on a dump's outputs against `expected`."""
     p = dump.problem
     real = {key: p.real if dump.axes[key][2] in "TN" else None for key in dump.outputs}
-    rounded = coarsest(precision(x, expected[key], dump.types[key]) for key, x in dump.outputs.items())
+    types = {key: precision(x, expected[key], dump.types[key]) for key, x in dump.outputs.items()}
+    worst = coarsest(types.values())
+    # fewer than 16 values do not tell their type: they are taken to be like the other outputs
+    types |= {key: worst for key, x in dump.outputs.items() if x.size < 16 and holds(x, worst)}
+    low = precision_of_inputs([p.arrays[name] for name in "qkv"])
+    rows = tuple(row_of(key, dump, expected[key], real[key], types[key], low) for key in dump.outputs)
+    heads = wrong_heads(p, rows, expected, real)
+    rows = tuple(replace(row, heads=heads.get(row.name, ())) for row in rows)
+    return Report(p.mechanism.name, dump.layout, dump.sizes, tuple(assumptions(p)), worst, rows)
+
+
+def row_of(key, dump, expected, real, rounded, low):
+    """The Row of one output, with the level of its own type; that of the inputs counts for what is float32, were they coarser."""
+    x, size = dump.outputs[key], np.abs(expected[np.isfinite(expected)]).max(initial=0)
+    level, low = (FROM_INPUTS[low], low) if low and rounded == "float32" else (LEVELS[rounded], "")
     least = 2.0 ** -24 if rounded == "float16" else 0    # the step between the smallest numbers of the type
-    rows = tuple(Row(key, x.shape, dump.axes[key], error(x, expected[key], real[key]),
-                     max(LEVELS[rounded], least / (np.abs(expected[key][np.isfinite(expected[key])]).max(initial=0) or 1)))
-                 for key, x in dump.outputs.items())
-    return Report(p.mechanism.name, dump.layout, dump.sizes, tuple(assumptions(p)), rounded, rows)
+    e = error(x, expected, real)
+    return Row(key, x.shape, dump.axes[key], e, max(level, least / (size or 1)), rounded, low, own(e, sizes(expected, real)).max(axis=0, initial=-1))
 
 
 def assumptions(problem):
     """What the comparison takes as meant, one sentence each."""
-    options = takes(problem.mechanism)[2]
-    if "scale" in options and "scale" not in problem.options:
-        yield "scale K ** -0.5: there is no opt.scale"
+    defaults = inspect.signature(problem.mechanism.module.loop).parameters
+    for name in takes(problem.mechanism)[2]:
+        if name not in problem.options:
+            value = "K ** -0.5" if name == "scale" else "unlimited" if name == "window" else defaults[name].default
+            yield f"{name} {value}: there is no opt.{name}"
     yield from (f"{name} {value}" for name, value in problem.options.items())
     yield "q and k divided by sqrt(sum x^2 + 1e-6)" if problem.l2norm else "q and k used as they are: no l2 norm"
     given = any(key.startswith("state") for key in problem.arrays)
+    queries, keys = (problem.arrays[name].shape[2] for name in "qk")
+    if queries != keys:
+        cached = "state.k" in problem.arrays
+        yield (f"queries are {queries} and new keys {keys}: both are counted from the first one, " +
+               ("behind the cache" if cached else "from the top left, as there is no cache (state.k, state.v)") +
+               (f"; query i sees {'the cache and ' * cached}keys up to i" if problem.options.get("causal", defaults["causal"].default) else ""))
     yield f"initial state {'given' if given else 'zero' if problem.mechanism.recurrent else 'empty'}"
     if problem.real is not None:
         yield f"{int((~problem.real).sum())} of {problem.real.size} tokens are padding"

@@ -13,6 +13,8 @@ from .hypotheses import HYPOTHESES
 from .layer import is_layer
 from .layout import DumpError
 from .measure import LEVELS, precision
+from .own import words as small_heads
+from .own import wrong_heads
 from .read import fitting, name_in, read
 from .rounding import recognised
 from .search import Search, Subject
@@ -67,19 +69,25 @@ def judged(dump, pairs, seconds, progress):
         coarse = [name for name, x in dump.outputs.items() if precision(x, right[name], dump.types[name]) == report.precision]
         some = f"the values of {join(coarse)}" if len(coarse) < len(dump.outputs) else ""
         return Diagnosis("right" if exact else VERDICTS[1], report.precision, report, rounding="" if exact else some, blind=blind)
-    subject = Subject(case, dump.axes, right, report.level)
+    subject = Subject(case, dump.axes, right, max(row.level for row in report.rows), {row.name: row.level for row in report.rows})
     search = Search(subject, progress)
     done = lambda verdict, precision=report.precision, **more: Diagnosis(verdict, precision, report, blind=blind, tried=search.tried,
                                                                          **more)
 
+    hidden = tuple(small_heads(report.rows, dump.outputs))
+    if all(row.near for row in report.rows):             # what the measure of an explanation lets pass it cannot explain
+        return done("unexplained", picture=hidden)
     fits = search.single()
     if fits:
         return done("explained", explanations=explanations(subject, fits))
     seen = recognised(subject, case, right)
     if seen:
         rows = tuple(replace(row, level=max(row.level, row.error.relative)) for row in report.rows)
-        return Diagnosis(VERDICTS[1], seen.model.precision, replace(report, rows=rows), rounding=seen.model.words, blind=blind,
-                         tried=search.tried)
+        heads = wrong_heads(dump.problem, rows, right, {row.name: subject.real(row.name) for row in rows}, seen.model.precision)
+        report = replace(report, rows=tuple(replace(row, heads=heads.get(row.name, ())) for row in rows))
+        if heads:
+            return replace(done("unexplained"), report=report, picture=tuple(small_heads(report.rows, dump.outputs)))
+        return Diagnosis(VERDICTS[1], seen.model.precision, report, rounding=seen.model.words, blind=blind, tried=search.tried)
     for fit in search.near(0.03)[:3]:
         base = changed(case, fit.rows)
         seen = recognised(subject, base, computed(base, subject.back))
@@ -90,7 +98,7 @@ def judged(dump, pairs, seconds, progress):
         fits, complete = search.pairs(seconds)
         if fits:
             return done("explained", explanations=explanations(subject, fits), complete=complete)
-    return done("unexplained", partial=partly(subject, report), picture=tuple(picture(subject)), complete=complete)
+    return done("unexplained", partial=partly(subject, report), picture=(*picture(subject), *hidden), complete=complete)
 
 
 def partly(subject, report):

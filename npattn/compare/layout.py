@@ -81,9 +81,12 @@ def sizes_of(arrays, table, layout):
             raise DumpError(wrong)
         for letter, n in zip(letters, x.shape):
             if sizes.setdefault(letter, n) != n:
-                raise DumpError(f"{wrong}: {letter} is {n} here and {sizes[letter]} in {first.get(letter, 'the inputs')}")
+                many = {"H": "HV", "Hkv": "Hq"}.get(letter)  # as many heads as there are of the output
+                shared = f": sum over the {'value' if letter == 'H' else 'query'} heads that share a key head" \
+                    if is_output(key) and many and n == sizes.get(many) else ""
+                raise DumpError(f"{wrong}: {letter} is {n} here and {sizes[letter]} in {first.get(letter, 'the inputs')}{shared}")
             first.setdefault(letter, key)
-    return sizes
+    return {letter: n for letter, n in sizes.items() if "+" not in letter}
 
 
 def read_tokens(arrays, sizes):

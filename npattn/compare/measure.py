@@ -14,6 +14,9 @@ LEVELS = {
     "bfloat16": 2e-2,                                    # 3.9e-3
 }
 
+# A float32 result of inputs of low precision: a matrix product took operands of theirs inside, but the result is not rounded itself.
+FROM_INPUTS = {name: LEVELS[name] / 2 for name in ("float16", "bfloat16")}
+
 
 class Error(NamedTuple):
     absolute: float                                      # the largest |got - expected|; inf where got is not finite
@@ -60,20 +63,48 @@ def precision(got, expected, stored):
     >>> precision(y.view(np.float32).astype(np.float64), x, np.dtype("float32")), precision(x, x, x.dtype)
     ('bfloat16', 'float64')
     """
-    tests = dict(bfloat16=holds_bfloat16, float16=lambda x: x.astype(np.float16) == x, float32=lambda x: x.astype(np.float32) == x)
     if stored == np.float16:                             # its smallest numbers have few bits, as those of bfloat16
         return stored.name
     finite = np.isfinite(got) & np.isfinite(expected) & (got != 0)
     with np.errstate(all="ignore"):
-        for name, holds in tests.items():
-            if finite.sum() >= 16 and holds(got[finite]).all() and not holds(expected[finite]).all():
+        for name in ("bfloat16", "float16", "float32"):
+            if finite.sum() >= 16 and holds(got[finite], name) and not holds(expected[finite], name):
                 return name
     return stored.name
 
 
-def holds_bfloat16(x):
-    y = x.astype(np.float32)
-    return (y == x) & (y.view(np.uint32) & 0xffff == 0)
+def precision_of_inputs(arrays):
+    """The coarsest of float16 and bfloat16 that holds all values of one of the arrays; "" if none does.
+
+    Counts, ones and the like, which every type holds, say nothing: more than half of the values must need the last four bits.
+
+    >>> x = np.random.default_rng(0).standard_normal(100)
+    >>> y = (x.astype(np.float32).view(np.uint32) & 0xffff0000).view(np.float32)            # bfloat16, widened
+    >>> [precision_of_inputs([z]) for z in (x, y, x.astype(np.float16).astype(float), np.ones(100))]
+    ['', 'bfloat16', 'float16', '']
+    """
+    found = ["float32"]
+    for x in arrays:
+        x = x[x != 0]
+        for name, bits in (("bfloat16", 3), ("float16", 6)):
+            with np.errstate(all="ignore"):
+                scaled = np.ldexp(np.frexp(x)[0], bits + 1)
+                if x.size >= 16 and holds(x, name) and (scaled != np.round(scaled)).mean() > 0.5:
+                    found.append(name)
+                    break
+    return coarsest(found).replace("float32", "")
+
+
+def holds(x, name):
+    """Whether a type has all of the numbers.
+
+    >>> holds(np.array([1.5, 1e-3]), "float16"), holds(np.array([1.5, 0]), "bfloat16")
+    (False, True)
+    """
+    with np.errstate(all="ignore"):
+        y = x.astype(np.float32 if name == "bfloat16" else name)
+    same = (y == x) | np.isnan(x)
+    return bool((same if name != "bfloat16" else same & (y.view(np.uint32) & 0xffff == 0)).all())
 
 
 def coarsest(names):

@@ -108,6 +108,30 @@ def otherwise(row, arrays, table, layout):
         return f"; these arrays fit {', '.join(fit)}" if fit and row.name not in fitting(arrays) else ""
 
 
+OTHER_NAMES = dict(                                      # what libraries call it
+    state="initial_state init_state h0 s0 past_state prev_state", final_state="ht last_state last_recurrent_state recurrent_state new_state",
+    dstate="dinitial_state dh0 grad_initial_state", dfinal_state="dht grad_final_state",
+    g="gk g_k gate gates decay log_decay log_alpha alpha w a", beta="b betas", q="query queries", k="key keys", v="value values",
+    o="out output outputs y attn_output", do="dout grad_output dy", mask="attention_mask padding_mask",
+    cu_seqlens="cu_seq_lens cu_seqlens_q cu_seqlens_k offsets") | {
+    "state.k": "k_cache cache_k past_k past_key", "state.v": "v_cache cache_v past_v past_value", "opt.mask": "attn_mask", "opt.bias": "attn_bias",
+    "opt.scale": "scale softmax_scale sm_scale scaling", "opt.causal": "causal is_causal", "opt.window": "window window_size sliding_window",
+    "opt.use_qk_l2norm": "use_qk_l2norm use_qk_l2norm_in_kernel qk_l2norm", "opt.topk": "topk top_k", "opt.block_size": "block_size",
+    "opt.eps": "eps epsilon"}
+
+
+def meant(key, names):
+    """The one of `names` that an unknown key may stand for, or None.
+
+    >>> meant("initial_state", ["k", "state", "final_state"]), meant("gk", ["k", "g"]), meant("betta", ["b", "beta"]), meant("vv", ["v"])
+    ('state', 'g', 'beta', None)
+    """
+    wanted = [name for name, others in OTHER_NAMES.items() if key.removeprefix("opt.").lower() in others.split() or key.lower() == name]
+    parts = [name for name in names for other in wanted if name == other or name.startswith(other + ".")]
+    longer = [name for name in names if len(name) > 1]   # a letter is like too much
+    return parts[0] if parts else next(iter(get_close_matches(key, longer, 1)), None)
+
+
 def check_keys(row, arrays, table):
     """DumpError for a key that means nothing to the mechanism, and for what is missing."""
     needed, _, options, choices = takes(row)
@@ -115,10 +139,10 @@ def check_keys(row, arrays, table):
     known = [*table, "mask", "cu_seqlens", *options]
     for key in arrays:
         if key not in known:
-            close, fit = get_close_matches(key, known, 1), fitting(arrays)
+            close, fit = meant(key, known), fitting(arrays)
             inputs = [key for key in table if not is_output(key)]
             raise DumpError(f"unknown key {key!r}: {row.name} knows {', '.join([*inputs, 'mask', 'cu_seqlens', *options])}" +
-                            (f"; did you mean {close[0]}?" if close else "") + (f"; these arrays fit {', '.join(fit)}" if fit else ""))
+                            (f"; did you mean {close}?" if close else "") + (f"; these arrays fit {', '.join(fit)}" if fit else ""))
     missing = [name for name in needed if name not in arrays] + [f"opt.{name}" for name in choices if f"opt.{name}" not in arrays]
     if missing:
         raise DumpError(f"{' and '.join(missing)} missing: {row.name} needs {', '.join(needed)}; the dump has {', '.join(arrays) or 'no arrays'}")

@@ -31,7 +31,7 @@ def by_steps(order, factor=np.exp, written=True, erased=True, across="K", stop="
     def form(q, k, v, *, g=None, beta=None, scale=None, eps=0, state=None):
         S, v = start(k, v, state, normalized)                                # K V
         f, w, b = factors(g, factor, across), strength(beta, written), strength(beta, erased)
-        q = (1 if normalized else q.shape[-1] ** -0.5 if scale is None else scale) * q
+        q = (1 if normalized else max(q.shape[-1], 1) ** -0.5 if scale is None else scale) * q
         o = [q[..., :0, :] @ S]                                              # 0 V
         for t in range(q.shape[-2]):
             kt, u = k[..., t, None, :], w(t) * v[..., t, None, :]            # 1 K, 1 V
@@ -65,7 +65,7 @@ def by_chunks(size, wrong):
     def form(q, k, v, *, g=None, beta=None, scale=None, state=None):
         S, v = start(k, v, state)                                            # K V
         f, b = factors(g, np.exp, "K"), strength(beta)
-        q, T = (q.shape[-1] ** -0.5 if scale is None else scale) * q, q.shape[-2]
+        q, T = (max(q.shape[-1], 1) ** -0.5 if scale is None else scale) * q, q.shape[-2]
         o = [q[..., :0, :] @ S]                                              # 0 V
         for begin in range(0, T, size):
             H, N, plainly, A = S, 0 * S, 0 * S, 1                            # K V, K V, K V

@@ -143,7 +143,7 @@ def recognised(subject, base, plain):
     """
     if plain is None or not plain.keys() >= subject.case.got.keys():
         return None
-    wrong, found = [name for name, e in subject.errors(plain).items() if e > subject.level], []
+    wrong, found = [name for name, e in subject.errors(plain).items() if e > subject.at(name)], []
     if not wrong:
         return None
     for model in MODELS:
@@ -158,8 +158,8 @@ def recognised(subject, base, plain):
         sizes = {name: error(y[name], plain[name], subject.real(name)).relative for name in y}
         remains = subject.errors(y)
         along = min(correlation(subject.case.got[name] - plain[name], y[name] - plain[name], subject.real(name)) for name in wrong)
-        exact = max(remains.values()) <= subject.level and 10 * max(remains.values()) <= max(subject.errors(plain).values())
-        if exact or along > 0 and all(subject.errors(plain)[name] <= max(3 * sizes[name], subject.level) for name in y):
+        exact = subject.within(remains) and 10 * max(remains.values()) <= max(subject.errors(plain).values())
+        if exact or along > 0 and all(subject.errors(plain)[name] <= max(3 * sizes[name], subject.at(name)) for name in y):
             found.append((1.25 if exact else along, Recognised(model, sizes, remains)))
     best = max((along for along, _ in found), default=0)
     return next((seen for along, seen in found if along >= best - 0.25), None)

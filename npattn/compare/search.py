@@ -34,7 +34,15 @@ class Subject(NamedTuple):
     case: Any                                            # the right Case; its `got` are the outputs to be explained
     axes: dict                                           # of every output
     right: dict                                          # what is right, by output
-    level: float
+    level: float                                         # the coarsest
+    levels: Any = None                                   # by output, where they differ
+
+    def at(self, name):
+        """The level of an output."""
+        return (self.levels or {}).get(name, self.level)
+
+    def within(self, errors, times=1):
+        return all(e <= times * self.at(name) for name, e in errors.items())
 
     def errors(self, y):
         """The relative error of every output against y; infinite where shapes differ."""
@@ -65,14 +73,14 @@ class Search:
         self.subject, self.progress, self.singles, self.tried = subject, progress, {}, 0
         self.forward = subject.only([name for name in subject.case.got if is_result(name)])
         errors = subject.errors(subject.right)
-        self.numbers = sum(int((subject.error(name, subject.right[name]).each > subject.level).sum()) for name in subject.case.got)
-        self.worst, self.forward_right = max(errors.values()), all(errors[name] <= subject.level for name in self.forward.case.got)
+        self.numbers = {name: int((subject.error(name, subject.right[name]).each > subject.at(name)).sum()) for name in subject.case.got}
+        self.worst, self.forward_right = max(errors.values()), subject.within({name: errors[name] for name in self.forward.case.got})
         self.rows = [row for row in HYPOTHESES if row.concerns(subject.case.mechanism) and row.meant(subject.case)
                      and row.when(subject.case)
                      and (subject.back or not row.back)]
         K, V, T = subject.case.arrays["q"].shape[-1], subject.case.arrays["v"].shape[-1], subject.case.arrays["q"].shape[2]
         self.ahead = Ahead(subject) if "o" in subject.case.got else None
-        self.slice = Slice(subject) if subject.case.arrays["v"][..., 0].size * K * V > BIG and T else None
+        self.slice = Slice(subject) if np.prod(subject.case.arrays["v"].shape[:-1]) * K * V > BIG and T else None
 
     def fits(self, rows):
         """Whether rows agree on the part that is tried first."""
@@ -94,7 +102,7 @@ class Search:
             return Fit(rows, self.subject.errors(y))
         y = computed(case, False) if self.forward.case.got else {}
         errors = {} if y is None else self.forward.errors(y)
-        if y is None or not self.subject.back or max(errors.values(), default=0) > 2 * self.subject.level:
+        if y is None or not self.subject.back or not self.subject.within(errors, 2):
             return None if y is None else Fit(rows, errors)
         y = computed(case, True)                         # gradients only where the outputs are right
         return None if y is None else Fit(rows, self.subject.errors(y))
@@ -102,12 +110,14 @@ class Search:
     def good(self, fit):
         """Whether it explains everything."""
         return fit is not None and fit.errors.keys() == self.subject.case.got.keys() and \
-            fit.worst <= self.subject.level and BETTER * fit.worst <= self.worst and not self.by_chance(fit)
+            self.subject.within(fit.errors) and BETTER * fit.worst <= self.worst and not self.by_chance(fit)
 
     def by_chance(self, fit):
         """Whether so few numbers are wrong that one of all combinations may well hit them, each within the level."""
         free = sum("factor" in row.name for row in fit.rows)                 # these rows fit a number themselves
-        return (self.numbers - free) * -np.log10(self.subject.level) < 3 + len(fit.rows) * np.log10(len(self.rows))
+        digits = [-np.log10(self.subject.at(name)) for name in self.numbers]
+        known = np.dot(list(self.numbers.values()), digits) - free * min(digits)
+        return known < 3 + len(fit.rows) * np.log10(len(self.rows))
 
     def single(self):
         """The good fits of single rows."""
@@ -164,8 +174,7 @@ class Search:
     def explains_outputs(self, row):
         """Whether a row makes all outputs right that are no gradients; true if there are none."""
         fit = self.singles.get(row.name)
-        return not self.forward.case.got or fit is not None and all(fit.errors[name] <= self.subject.level
-                                                                    for name in self.forward.case.got)
+        return not self.forward.case.got or fit is not None and self.subject.within({name: fit.errors[name] for name in self.forward.case.got})
 
     def ranked(self, fits):
         """By how well the numbers agree, to a power of ten, then as in the table."""

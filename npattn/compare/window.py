@@ -16,10 +16,10 @@ class Ahead:
     def __init__(self, subject):
         case, e = subject.case, subject.error("o", subject.right["o"])
         row = 0 if e.where is None else e.where[0]
-        bad = np.flatnonzero(profile(e.each[row:row + 1], 2) > max(subject.level, e.relative / 100))
+        bad = np.flatnonzero(profile(e.each[row:row + 1], 2) > max(subject.at("o"), e.relative / 100))
         self.wrong, self.first = bad.size > 0, int(bad[0]) if bad.size else e.each.shape[2]
         self.tokens = min(e.each.shape[2], (self.first if self.wrong else 0) + 16)
-        self.level, self.size, self.kept = subject.level, largest(case.got["o"]), {}
+        self.level, self.size, self.kept = subject.at("o"), largest(case.got["o"]), {}
         self.all = cut(case, row)
         self.some = cut(case, row, tokens=self.tokens + 1)  # one more, for who looks at the next one
         self.got, self.right = (x[row:row + 1, :, :self.tokens] for x in (case.got["o"], subject.right["o"]))
@@ -64,13 +64,13 @@ class Slice:
         name = max(errors, key=lambda name: errors[name].relative)
         many = case.got[name].shape[1]
         self.case = cut(case, self.row, head=worst[1] // max(many // few, 1) if many >= few else 0)
-        self.level, self.sizes, self.back = subject.level, {name: largest(x) for name, x in case.got.items()}, subject.back
+        self.at, self.sizes, self.back = subject.at, {name: largest(x) for name, x in case.got.items()}, subject.back
         self.counted = {name: None if subject.real(name) is None else self.case.real for name in case.got}
 
     def agrees(self, rows):
         y = computed(changed(self.case, rows), self.back)
         return y is not None and all(name in y and y[name].shape == x.shape
-                                     and apart(y[name], x, self.counted[name]) <= 2 * self.level * self.sizes[name]
+                                     and apart(y[name], x, self.counted[name]) <= 2 * self.at(name) * self.sizes[name]
                                      for name, x in self.case.got.items())
 
 

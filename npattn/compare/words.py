@@ -10,7 +10,7 @@ NAMES = dict(B="batch row", S="sequence", H="head", HV="head", Hkv="head", Hq="h
 def picture(subject):
     """Sentences about what is wrong, from `subject`, a search.Subject."""
     each = {name: subject.error(name, subject.right[name]) for name in subject.case.got}
-    wrong = [name for name, e in each.items() if e.relative > subject.level]
+    wrong = [name for name, e in each.items() if e.relative > subject.at(name)]
     results, gradients = ([name for name in each if is_result(name) == yes] for yes in (True, False))
     if results and wrong and not set(wrong) & set(results):
         yield f"All outputs are right; of the gradients {join(wrong)} {be(wrong)} wrong" + (f", {join(set(gradients) - set(wrong))} right."
@@ -25,8 +25,8 @@ def picture(subject):
                f"not: only what passes through {way} overflows.")
     for name in wrong:
         got, right = subject.case.got[name], subject.right[name]
-        whole = list(value_words(name, got, right, each[name].each >= 0, subject.level))
-        yield from whole or place_words(name, each[name], subject.axes[name], subject.level)
+        whole = list(value_words(name, got, right, each[name].each >= 0, subject.at(name)))
+        yield from whole or place_words(name, each[name], subject.axes[name], subject.at(name))
 
 
 def value_words(name, got, right, counted, level):

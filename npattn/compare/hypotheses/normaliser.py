@@ -33,7 +33,7 @@ def all_tokens(case):
             _, last = form(**x)
             S, z = (last.S, last.z) if isinstance(last, Normalized) else (last, None)
             if z is None:
-                return x["q"] @ S * x.get("scale", x["q"].shape[-1] ** -0.5), last
+                return x["q"] @ S * x.get("scale", max(x["q"].shape[-1], 1) ** -0.5), last
             return x["q"] @ S / (x["q"] @ z[..., None] + x.get("eps", 0)), last
         return whole
     return wrong(case, add_around=around)

@@ -8,12 +8,12 @@ from ..hypothesis import Hypothesis
 
 
 def meant(case):
-    return case.options.get("scale", case.arrays["q"].shape[-1] ** -0.5)
+    return case.options.get("scale", widths(case)[0] ** -0.5)
 
 
 def widths(case):
-    """K, V, and the number of heads of q."""
-    return case.arrays["q"].shape[-1], case.arrays["v"].shape[-1], case.arrays["q"].shape[1]
+    """K, V, and the number of heads of q; at least 1, so that each has a scale."""
+    return tuple(max(n, 1) for n in (case.arrays["q"].shape[-1], case.arrays["v"].shape[-1], case.arrays["q"].shape[1]))
 
 
 def scaled(by):
