@@ -59,7 +59,8 @@ def row_of(key, dump, expected, real, rounded, low):
     level, low = (FROM_INPUTS[low], low) if low and rounded == "float32" else (LEVELS[rounded], "")
     least = 2.0 ** -24 if rounded == "float16" else 0    # the step between the smallest numbers of the type
     e = error(x, expected, real)
-    return Row(key, x.shape, dump.axes[key], e, max(level, least / (size or 1)), rounded, low, own(e, sizes(expected, real)).max(axis=0, initial=-1))
+    heads = own(e, sizes(expected, real)).max(axis=0, initial=-1)
+    return Row(key, x.shape, dump.axes[key], e, max(level, least / (size or 1)), rounded, low, heads)
 
 
 def assumptions(problem):
@@ -74,10 +75,10 @@ def assumptions(problem):
     given = any(key.startswith("state") for key in problem.arrays)
     queries, keys = (problem.arrays[name].shape[2] for name in "qk")
     if queries != keys:
-        cached = "state.k" in problem.arrays
+        cached, causal = "state.k" in problem.arrays, problem.options.get("causal", defaults["causal"].default)
         yield (f"queries are {queries} and new keys {keys}: both are counted from the first one, " +
                ("behind the cache" if cached else "from the top left, as there is no cache (state.k, state.v)") +
-               (f"; query i sees {'the cache and ' * cached}keys up to i" if problem.options.get("causal", defaults["causal"].default) else ""))
+               (f"; query i sees {'the cache and ' * cached}keys up to i" if causal else ""))
     yield f"initial state {'given' if given else 'zero' if problem.mechanism.recurrent else 'empty'}"
     if problem.real is not None:
         yield f"{int((~problem.real).sum())} of {problem.real.size} tokens are padding"

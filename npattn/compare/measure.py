@@ -14,7 +14,7 @@ LEVELS = {
     "bfloat16": 2e-2,                                    # 3.9e-3
 }
 
-# A float32 result of inputs of low precision: a matrix product took operands of theirs inside, but the result is not rounded itself.
+# A float32 result of inputs of low precision: matrix products took operands of theirs inside, but the result is not rounded itself.
 FROM_INPUTS = {name: LEVELS[name] / 2 for name in ("float16", "bfloat16")}
 
 

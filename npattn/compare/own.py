@@ -17,7 +17,8 @@ import numpy as np
 from .measure import LEVELS
 from .problem import evaluate
 
-UNITS = dict(float64=2.0 ** -53, float32=2.0 ** -24, tf32=2.0 ** -11, float16=2.0 ** -11, bfloat16=2.0 ** -8)    # half a unit in the last place
+# half a unit in the last place
+UNITS = dict(float64=2.0 ** -53, float32=2.0 ** -24, tf32=2.0 ** -11, float16=2.0 ** -11, bfloat16=2.0 ** -8)
 
 
 def sizes(expected, real=None):
@@ -57,8 +58,7 @@ def wrong_heads(problem, rows, expected, real, precision=None):
         e, whole = own(row.error, size), size.max(initial=0)
         least = 2.0 ** -23 / np.where(size > 0, size, 1) if row.precision == "float16" else 0     # two steps between its smallest numbers
         limit = np.maximum(min(100 * max(row.level, LEVELS.get(kind, 0)), 0.3), least)
-        # what the headline calls wrong needs no second word
-        bad = (e > limit) & (e * size <= row.level * whole)
+        bad = (e > limit) & (e * size <= row.level * whole)  # what is wrong by the array's measure needs no second word
         if not bad.any():
             continue
         if low is None:
@@ -78,8 +78,8 @@ def words(rows, outputs):
     for row in rows:
         if row.near and row.heads:
             zero = all(not outputs[row.name][b, h].any() for b, h, *_ in row.heads)
-            yield (f"{row.name} is right by its largest entry, and wrong in {len(row.heads)} of {row.shape[0] * row.shape[1]} heads (of all batch rows) "
-                   "that are small beside it" + ("; they are zero there." if zero else "."))
+            yield (f"{row.name} is right by its largest entry, and wrong in {len(row.heads)} of {row.shape[0] * row.shape[1]} heads "
+                   "(of all batch rows) that are small beside it" + ("; they are zero there." if zero else "."))
 
 
 def in_float32(problem, gradients):

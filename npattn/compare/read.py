@@ -109,13 +109,16 @@ def otherwise(row, arrays, table, layout):
 
 
 OTHER_NAMES = dict(                                      # what libraries call it
-    state="initial_state init_state h0 s0 past_state prev_state", final_state="ht last_state last_recurrent_state recurrent_state new_state",
+    state="initial_state init_state h0 s0 past_state prev_state",
+    final_state="ht last_state last_recurrent_state recurrent_state new_state",
     dstate="dinitial_state dh0 grad_initial_state", dfinal_state="dht grad_final_state",
     g="gk g_k gate gates decay log_decay log_alpha alpha w a", beta="b betas", q="query queries", k="key keys", v="value values",
     o="out output outputs y attn_output", do="dout grad_output dy", mask="attention_mask padding_mask",
     cu_seqlens="cu_seq_lens cu_seqlens_q cu_seqlens_k offsets") | {
-    "state.k": "k_cache cache_k past_k past_key", "state.v": "v_cache cache_v past_v past_value", "opt.mask": "attn_mask", "opt.bias": "attn_bias",
-    "opt.scale": "scale softmax_scale sm_scale scaling", "opt.causal": "causal is_causal", "opt.window": "window window_size sliding_window",
+    "state.k": "k_cache cache_k past_k past_key", "state.v": "v_cache cache_v past_v past_value",
+    "opt.mask": "attn_mask", "opt.bias": "attn_bias",
+    "opt.scale": "scale softmax_scale sm_scale scaling", "opt.causal": "causal is_causal",
+    "opt.window": "window window_size sliding_window",
     "opt.use_qk_l2norm": "use_qk_l2norm use_qk_l2norm_in_kernel qk_l2norm", "opt.topk": "topk top_k", "opt.block_size": "block_size",
     "opt.eps": "eps epsilon"}
 
@@ -126,7 +129,8 @@ def meant(key, names):
     >>> meant("initial_state", ["k", "state", "final_state"]), meant("gk", ["k", "g"]), meant("betta", ["b", "beta"]), meant("vv", ["v"])
     ('state', 'g', 'beta', None)
     """
-    wanted = [name for name, others in OTHER_NAMES.items() if key.removeprefix("opt.").lower() in others.split() or key.lower() == name]
+    own = key.removeprefix("opt.").lower()
+    wanted = [name for name, others in OTHER_NAMES.items() if own in others.split() or key.lower() == name]
     parts = [name for name in names for other in wanted if name == other or name.startswith(other + ".")]
     longer = [name for name in names if len(name) > 1]   # a letter is like too much
     return parts[0] if parts else next(iter(get_close_matches(key, longer, 1)), None)

@@ -69,7 +69,8 @@ class Row:
     def as_dict(self, layout="bhtd"):
         """Plain data; the shape as in `layout`."""
         e, axes = self.error, as_stored(self.name, list(self.axes), layout)
-        return dict(name=self.name, right=self.right, axes=axes, shape=[self.shape[list(self.axes).index(letter)] for letter in axes],
+        shape = [self.shape[list(self.axes).index(letter)] for letter in axes]
+        return dict(name=self.name, right=self.right, axes=axes, shape=shape,
                     relative=plain(e.relative), absolute=plain(e.absolute), level=self.level, precision=self.precision or None,
                     where=self.where, got=plain(e.got), expected=plain(e.expected), nonfinite=e.nonfinite,
                     by_head=plain(self.by_head), by_head_on_its_own_scale=plain(self.own),
@@ -100,8 +101,9 @@ class Report:
 
     def as_dict(self):
         """Plain data for json.dumps; None stands for NaN, infinity and what does not exist, -1 in a list for what does not count."""
-        return dict(verdict="right" if self.right else "wrong", mechanism=self.mechanism, layout=self.layout, sizes=self.sizes, relative_to="the largest |expected| of the array",
-                    assumed=list(self.assumed), precision=self.precision, level=self.level, outputs=[row.as_dict(self.layout) for row in self.rows])
+        return dict(verdict="right" if self.right else "wrong", mechanism=self.mechanism, layout=self.layout, sizes=self.sizes,
+                    relative_to="the largest |expected| of the array", assumed=list(self.assumed), precision=self.precision,
+                    level=self.level, outputs=[row.as_dict(self.layout) for row in self.rows])
 
     def __repr__(self):
         return f"<Report on {self.mechanism}: {list(self.rows)}>"
@@ -131,7 +133,8 @@ class Report:
             kinds.setdefault((row.precision or self.precision, row.inputs, f"{row.level:.0e}"), []).append(row.name)
         for (kind, inputs, level), names in kinds.items():
             what = "outputs hold" if len(kinds) == 1 else f"{join(names)} {'hold' if len(names) > 1 else 'holds'}"
-            yield (f"  {what} {kind} values{f' made from {inputs} q, k or v' if inputs else ''}: right means a relative error of at most {level}")
+            made = f" made from {inputs} q, k or v" if inputs else ""
+            yield f"  {what} {kind} values{made}: right means a relative error of at most {level}"
 
 
 def pictures(row):

@@ -174,7 +174,8 @@ class Search:
     def explains_outputs(self, row):
         """Whether a row makes all outputs right that are no gradients; true if there are none."""
         fit = self.singles.get(row.name)
-        return not self.forward.case.got or fit is not None and self.subject.within({name: fit.errors[name] for name in self.forward.case.got})
+        names = self.forward.case.got
+        return not names or fit is not None and self.subject.within({name: fit.errors[name] for name in names})
 
     def ranked(self, fits):
         """By how well the numbers agree, to a power of ten, then as in the table."""
