@@ -93,6 +93,34 @@ def test_pairs():
     assert diagnose(rule("gated_delta_rule", x, o, use_qk_l2norm=True), pairs=False).verdict == "unexplained"
 
 
+def test_pairs_that_explode():
+    """Keys as long as sqrt(K), not normalised on one of the two sides: what is wrong first is long forgotten in the largest number."""
+    x = inputs("gated_delta_rule", T=60, K=16)
+    x |= dict(k=2 * x["k"], g=0.1 * x["g"])
+    tile, units = lambda h, H, G: h % H, (l2, l2)
+    names = lambda how: set(diagnose(rule("gated_delta_rule", x, recurrence("gated_delta_rule", x, **how),
+                                          use_qk_l2norm="unit" not in how)).explanations[0].names)
+    assert np.abs(recurrence("gated_delta_rule", x)[0]).max() > 1e9
+    assert names(dict(order="predict decay write read")) == {"l2 norm missing", "predict before decay"}
+    for how, name in (dict(key_head=tile), "key heads tiled"), (dict(scale=1.0), "scale missing"):
+        assert names(how) == {"l2 norm missing", name}
+        assert names(dict(how, unit=units)) == {"l2 norm superfluous", name}
+
+
+def test_single_and_pairs_without_a_causal_mask():
+    """Where the first token sees the last, all keys are needed to try anything."""
+    x, tile = softmax_inputs(T=40), lambda h, H, G: h % H
+    every = dict(see=lambda i, j: True)
+    dump = lambda **how: dict(x, mechanism="softmax_attention", o=attention(x, **every, **how)) | {"opt.causal": False}
+    assert diagnose(dump()).verdict == "right"
+    assert diagnose(dump(scale=1.0)).explanations[0].names == ("scale missing",)
+    assert diagnose(dump(key_head=tile)).explanations[0].names == ("key heads tiled",)
+    assert set(diagnose(dump(scale=1.0, key_head=tile)).explanations[0].names) == {"scale missing", "key heads tiled"}
+    block = dict(dump(scale=1.0), mechanism="block_topk_attention") | {"opt.block_size": 8, "opt.topk": 5}
+    del block["opt.causal"]                              # its default is false; all blocks are chosen
+    assert diagnose(block).explanations[0].names == ("scale missing",)
+
+
 @pytest.mark.parametrize("mechanism", ["kda", "simple_gla"])
 def test_pairs_that_begin_apart(mechanism):
     """One difference from the first token on, the other from token 64, or in the final state, or in a gradient."""

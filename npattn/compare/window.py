@@ -8,21 +8,31 @@ from dataclasses import replace
 import numpy as np
 
 from .case import changed, computed
+from .hypotheses.attention import setting
 from .measure import profile
 from .problem import SCORES
+
+
+STEEP = 1e3                                              # so many times the usual size of a token, from which on numbers explode
 
 
 class Ahead:
     def __init__(self, subject):
         case, e = subject.case, subject.error("o", subject.right["o"])
         row = 0 if e.where is None else e.where[0]
-        bad = np.flatnonzero(profile(e.each[row:row + 1], 2) > max(subject.at("o"), e.relative / 100))
-        self.wrong, self.first = bad.size > 0, int(bad[0]) if bad.size else e.each.shape[2]
-        self.tokens = min(e.each.shape[2], (self.first if self.wrong else 0) + 16)
-        self.level, self.size, self.kept = subject.at("o"), largest(case.got["o"]), {}
+        got, right = (x[row:row + 1] for x in (case.got["o"], subject.right["o"]))
+        self.level, self.kept, each = subject.at("o"), {}, e.each[row:row + 1]
+        self.steep = steep(got) or steep(right)          # then the last tokens say nothing about the first ones: each has its own size
+        if self.steep:
+            each = np.where(each < 0, -1, difference(got, right) / sizes(right))
+        bad = np.flatnonzero(profile(each, 2) > (self.level if self.steep else max(self.level, e.relative / 100)))
+        self.wrong, self.first = bad.size > 0, int(bad[0]) if bad.size else each.shape[2]
+        self.tokens = min(each.shape[2], (self.first if self.wrong else 0) + (4 if self.steep else 16))
+        self.size = largest(case.got["o"])
         self.all = cut(case, row)
-        self.some = cut(case, row, tokens=self.tokens + 1)  # one more, for who looks at the next one
-        self.got, self.right = (x[row:row + 1, :, :self.tokens] for x in (case.got["o"], subject.right["o"]))
+        # one more, for who looks at the next one; all of them, where the first sees the last
+        self.some = cut(case, row, tokens=self.tokens + 1) if case.mechanism.recurrent or setting(case, "causal") else self.all
+        self.got, self.right = (x[:, :, :self.tokens] for x in (got, right))
 
     def o(self, rows):
         """What rows make of it; None where they make no sense."""
@@ -38,7 +48,10 @@ class Ahead:
     def far(self, y, other, tokens=None):
         if y is None:
             return np.inf
-        return apart(y[:, :, :tokens], other[:, :, :tokens], self.some.real) / self.size
+        y, other = y[:, :, :tokens], other[:, :, :tokens]
+        if self.steep:
+            return (difference(y, other, self.some.real) / sizes(other)).max(initial=0)
+        return apart(y, other, self.some.real) / self.size
 
     def distance(self, rows):
         """The largest difference to what was returned."""
@@ -102,15 +115,37 @@ def cut(case, row, tokens=None, head=None):
                    cu_seqlens=case.cu_seqlens if case.cu_seqlens is None or some.stop is None else np.minimum(case.cu_seqlens, some.stop))
 
 
-def apart(a, b, real):
-    """The largest difference; infinite where only one is NaN."""
+def difference(a, b, real=None):
+    """Element by element; infinite where only one is NaN, zero for padding."""
     with np.errstate(all="ignore"):
         d = np.where(a == b, 0, np.abs(a - b))
     d = np.where(np.isnan(d), np.where(np.isnan(a) & np.isnan(b), 0, np.inf), d)
     if real is not None:
         d = np.where(np.expand_dims(real[:, :d.shape[2]], (1, *range(3, d.ndim))), d, 0)
-    return d.max(initial=0)
+    return d
+
+
+def apart(a, b, real):
+    """The largest difference."""
+    return difference(a, b, real).max(initial=0)
 
 
 def largest(x):
     return np.abs(x[np.isfinite(x)]).max(initial=0) or 1
+
+
+def by_token(x):
+    """The largest finite entry of every token, (T)."""
+    return np.where(np.isfinite(x), np.abs(x), 0).max((0, 1, 3), initial=0)
+
+
+def steep(x):
+    """Whether numbers grow so much from token to token that the largest says nothing about the others."""
+    size = by_token(x)
+    return size.max(initial=0) > STEEP * np.median(size[size > 0]) if size.any() else False
+
+
+def sizes(x):
+    """The largest entry up to a token, (T, 1)."""
+    size = np.maximum.accumulate(by_token(x))[:, None]
+    return np.where(size > 0, size, largest(x))
