@@ -2,7 +2,8 @@
 
     spread(gated_delta_rule.chunk, 2)(q, k, v, g=g, beta=beta)
 
-Heads and batches never meet, so every number is that of the undivided call, bit for bit.  NumPy lets other threads run while it computes;
+Heads and batches never meet, so every number is that of the undivided call, bit for bit; only a gradient that is summed over other axes, along which
+its argument was broadcast, may add them up in another order.  NumPy lets other threads run while it computes;
 that pays where its own operations are long, and where BLAS has one thread (OPENBLAS_NUM_THREADS=1): threads of BLAS on top of these would
 only wait for each other.  Arrays on a GPU are not cut: there everything runs side by side already.
 """
