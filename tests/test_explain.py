@@ -316,6 +316,54 @@ def test_which_gradients_go_wrong():
     assert "dk and dq hold NaN or infinity, dbeta, dg, dstate and dv do not: only what passes through the gates overflows." in text
 
 
+def test_what_holds_for_the_last_tokens_only():
+    """In bfloat16, where any two lots of many numbers agree when sorted."""
+    x = inputs("gla", T=128, K=8, V=8)
+    o, final = (rounded(y, "bfloat16") for y in recurrence("gla", x))
+    late, dump = np.arange(128)[:, None, None], rule("gla", x, (o, final))
+    for factor, first in (-1, 64), (1.5, 120):
+        text = said(dump | dict(o=np.where(late >= first, rounded(factor * o, "bfloat16"), o)))
+        found = re.search(rf"o is from token {first} on (\S+) times the right one", text)
+        assert found and abs(float(found[1]) - factor) < 1e-3
+        assert "another order" not in text
+    flipped = np.where((late >= 64) & (np.random.default_rng(0).random(o.shape) < 0.5), -o, o)
+    text = said(dump | dict(o=flipped))
+    assert "another order" not in text and "from token 64 on" in text
+    turned = np.where(late >= 64, o[..., ::-1], o)
+    assert "o holds the right numbers in another order from token 64 on" in said(dump | dict(o=turned))
+
+
+@pytest.mark.parametrize("value, words", [(np.nan, "{} is NaN or infinite in {} places"), (np.inf, "{} is NaN or infinite in {} places"),
+                                          (0, "{} is zero everywhere: it is missing.")])
+def test_no_factor_makes_a_gradient_zero_or_nan(value, words):
+    dump = gradient_dump("gated_delta_rule")
+    for name in "dq", "dg":
+        text = said(dump | {name: np.full_like(dump[name], value)})
+        assert words.format(name, dump[name].size) in text
+    every = {name: np.full_like(dump[name], value) for name in ("dq", "dk", "dv", "dg", "dbeta", "dstate")}
+    assert diagnose(dump | every, pairs=False).explanations == ()
+
+
+def test_the_factor_is_printed():
+    dump = gradient_dump("gated_delta_rule")
+    assert "dg is everywhere 0.693147 times the right one." in str(diagnose(dump | dict(dg=np.log(2) * dump["dg"])))
+    all_of = {name: 0.25 * dump[name] for name in ("dq", "dk", "dv", "dg", "dbeta", "dstate")}
+    assert "All gradients are 0.25 times the right ones." in str(diagnose(dump | all_of))
+    assert "dq is everywhere 0.25 times the right one." in str(diagnose(dump | dict(dq=all_of["dq"], dv=2 * dump["dv"])))
+
+
+def test_a_scale_of_zero_and_heads_of_no_width():
+    x = inputs("gated_delta_rule")
+    o, final = recurrence("gated_delta_rule", x)
+    dump = rule("gated_delta_rule", x, (o, final), scale=0.0)
+    assert diagnose(dump).explanations[0].names == ("given scale ignored",)
+    assert diagnose(dump | dict(o=0 * o)).verdict == "right"
+    empty = {name: y for name, y in dump.items() if "state" not in name and name != "opt.scale"} | {n: x[n][..., :0] for n in "qk"}
+    assert diagnose(empty).verdict == "unexplained" and diagnose(empty | dict(o=0 * o)).verdict == "right"
+    none = dump | {name: dump[name][..., :0] for name in ("v", "o", "state", "final_state")}
+    assert diagnose(none).right
+
+
 # --- speed -------------------------------------------------------------------------------------------------------
 
 def test_little_is_computed_as_a_whole(monkeypatch):

@@ -2,6 +2,9 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import numpy as np
+
+from .case import changed, computed
 from .hypotheses import HYPOTHESES
 from .report import Report, plain
 from .words import join
@@ -109,13 +112,27 @@ class Diagnosis:
         return "\n".join([*lines, self.headline])
 
 
+def with_factor(subject, fit, row):
+    """What a row says, with the number where it is one that fits a factor."""
+    if not row.name.endswith("off by a factor"):
+        return row.says
+    rest = tuple(one for one in fit.rows if one is not row)
+    y = computed(changed(subject.case, rest), True) if rest else subject.right
+    names = [name for name in subject.case.got if name.startswith("d") and row.name.split()[0] in (name, "all")]
+    a, b = (np.concatenate([x[name][subject.error(name, y[name]).each >= 0] for name in names]) for x in (subject.case.got, y))
+    return row.says.replace("the same number of times too large", f"{(a * b).sum() / (b * b).sum():.6g} times the right one"
+                            + "s" * (len(names) > 1))
+
+
 def explanations(subject, fits, rounding="", leaves=()):
     """Explanations of fits, each with those that explain as well: as simple, and as near to within what rounding does."""
     def same(one, two):
         a, b = max(one.errors.values()), max(two.errors.values())
         return len(one.rows) == len(two.rows) and max(a, b) <= max(30 * min(a, b), subject.level / 100)
 
-    return tuple(Explanation(*(tuple(getattr(row, name) for row in fit.rows) for name in ("name", "says", "remedy", "shows")), fit.errors,
-                             rounding, leaves,
+    def parts(fit, part):
+        return tuple(with_factor(subject, fit, row) if part == "says" else getattr(row, part) for row in fit.rows)
+
+    return tuple(Explanation(*(parts(fit, part) for part in ("name", "says", "remedy", "shows")), fit.errors, rounding, leaves,
                              tuple(tuple(row.name for row in other.rows) for other in fits if other is not fit and same(fit, other)))
                  for fit in fits)

@@ -118,9 +118,15 @@ def off_by_factor(name):
         a, b = case.got["d" + name], y["d" + name]
         if case.real is not None and a.ndim > 2 and a.shape[2] == case.real.shape[1]:
             a, b = (np.where(np.expand_dims(case.real, (1, *range(3, a.ndim))), x, 0) for x in (a, b))
-        size = (b * b).sum()
-        return y | {"d" + name: y["d" + name] * ((a * b).sum() / size if size else 1)}
+        return y | {"d" + name: y["d" + name] * ratio((a * b).sum(), (b * b).sum())}
     return gradient(function)
+
+
+def ratio(one, two):
+    """one / two; 1 where there is no such factor, or it is zero: the gradient is missing then, or it is NaN."""
+    with np.errstate(all="ignore"):
+        c = one / two
+    return c if np.isfinite(c) and c else 1
 
 
 def all_off(y, case):
@@ -129,7 +135,7 @@ def all_off(y, case):
     real = [case.real is None or x.ndim < 3 or x.shape[2] != case.real.shape[1] for x in map(case.got.get, names)]
     keep = [1 if plain else np.expand_dims(case.real, (1, *range(3, y[name].ndim))) for name, plain in zip(names, real)]
     size = sum((k * y[name] ** 2).sum() for name, k in zip(names, keep))
-    factor = sum((np.where(k, case.got[name], 0) * y[name]).sum() for name, k in zip(names, keep)) / size if size else 1
+    factor = ratio(sum((np.where(k, case.got[name], 0) * y[name]).sum() for name, k in zip(names, keep)), np.float64(size))
     return y | {name: factor * x for name, x in y.items() if name.startswith("d")}
 
 

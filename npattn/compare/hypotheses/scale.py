@@ -20,6 +20,11 @@ def scaled(by):
     return lambda case: wrong(case, options=dict(case.options, scale=by(case)))
 
 
+def inverse(case):
+    """1 over it; a scale of 0 has none."""
+    return 1 / meant(case) if meant(case) else meant(case)
+
+
 def other(by):
     """Whether that is another scale."""
     return lambda case: by(case) != meant(case)
@@ -49,7 +54,7 @@ SCALE = tuple(Hypothesis(name, "scale", scaled(by), says, remedy, shows, "scale"
     ("scale twice", lambda c: meant(c) ** 2, "q is multiplied by the scale twice: outside and inside the kernel.",
      "Leave the scale to one of the two.",
      "a scale other than 1", ""),
-    ("scale inverted", lambda c: 1 / meant(c), "q is divided by the scale.", "Multiply q by K ** -0.5, do not divide by it.",
+    ("scale inverted", inverse, "q is divided by the scale.", "Multiply q by K ** -0.5, do not divide by it.",
      "a scale other than 1", ""),
     ("scale from the value width", from_values, "The scale is V ** -0.5.", "Take the key width: K ** -0.5.", "K and V that differ", ""),
     ("scale from the width of all heads", from_all_heads, "The scale is (heads K) ** -0.5.", "Take the key width of one head: K ** -0.5.",
