@@ -364,6 +364,16 @@ def test_a_scale_of_zero_and_heads_of_no_width():
     assert diagnose(none).right
 
 
+def test_no_rows_and_a_word_for_a_truth_value():
+    dump = wrong()
+    with pytest.raises(DumpError, match="nothing to compare: no batch row"):
+        diagnose({key: y[:0] if isinstance(y, np.ndarray) else y for key, y in dump.items()})
+    for key, name in ("opt.use_qk_l2norm", "gated_delta_rule"), ("opt.causal", "softmax_attention"):
+        x = dump if name == "gated_delta_rule" else dict(softmax_inputs(), mechanism=name)
+        with pytest.raises(DumpError, match=f"{key} must be true or false, not 'no'"):
+            diagnose(dict(x, o=np.zeros((1, 20, 4, 3))) | {key: "no"})
+
+
 # --- speed -------------------------------------------------------------------------------------------------------
 
 def test_little_is_computed_as_a_whole(monkeypatch):

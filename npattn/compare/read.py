@@ -162,6 +162,8 @@ def read_options(row, mechanism, arrays):
     for key, x in arrays.items():
         if not key.startswith("opt.") or key in ("opt.mask", "opt.bias"):
             continue
+        if key in ("opt.use_qk_l2norm", "opt.causal") and x.size == 1 and x.dtype.kind in "USO":
+            raise DumpError(f"{key} must be true or false, not {x.item()!r}")
         if x.size != 1 or x.dtype.kind not in "fiub" or not np.isfinite(x).all():
             raise DumpError(f"{key} must be one finite number, not {x.dtype} {x.shape if x.size != 1 else x.item()}")
         x = x.item()
@@ -180,6 +182,8 @@ def check_outputs(outputs, inputs, row, in_parts):
     gradients = [key for key in outputs if key.startswith("d")]
     if not outputs:
         raise DumpError("there is nothing to compare: no o, no final_state and no gradient (dq, dk, …)")
+    if not inputs["q"].shape[0]:
+        raise DumpError("there is nothing to compare: no batch row")
     if gradients and not any(key == "do" or key.startswith("dfinal_state") for key in inputs):
         raise DumpError(f"{', '.join(gradients)} cannot be checked without do or dfinal_state, the gradients that came in")
     if "dbias" in outputs and ("bias" not in inputs or outputs["dbias"].shape != inputs["bias"].shape):
