@@ -340,6 +340,7 @@ def test_no_factor_makes_a_gradient_zero_or_nan(value, words):
     for name in "dq", "dg":
         text = said(dump | {name: np.full_like(dump[name], value)})
         assert words.format(name, dump[name].size) in text
+        assert (f"{name} holds NaN or infinity, no other gradient does." in text) == (value != 0)
     every = {name: np.full_like(dump[name], value) for name in ("dq", "dk", "dv", "dg", "dbeta", "dstate")}
     assert diagnose(dump | every, pairs=False).explanations == ()
 

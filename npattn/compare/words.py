@@ -19,9 +19,11 @@ def picture(subject):
         yield "Only the final state is wrong: every output is right, so it is what is returned after the last token, not the recurrence."
     broken = {name for name in gradients if each[name].nonfinite}
     sound = set(gradients) - broken
-    if broken and sound:
+    if len(broken) == 1 and sound:
+        yield f"{join(broken)} holds NaN or infinity, no other gradient does."
+    elif broken and sound:
         way = "the gates" if "dv" in sound else "the values"
-        yield (f"{join(broken)} {'hold' if len(broken) > 1 else 'holds'} NaN or infinity, {join(sound)} {'do' if len(sound) > 1 else 'does'} "
+        yield (f"{join(broken)} hold NaN or infinity, {join(sound)} {'do' if len(sound) > 1 else 'does'} "
                f"not: only what passes through {way} overflows.")
     for name in wrong:
         got, right = subject.case.got[name], subject.right[name]
