@@ -5,6 +5,9 @@ import pytest
 from npattn.catalogue import CATALOGUE
 from npattn.core import side_by_side
 from npattn.core.blocks import at
+from npattn.proof.gradient_laws import GRADIENT
+from npattn.proof.law import judge
+from npattn.proof.laws import FORWARD
 from npattn.proof.measure import relative_error
 
 ROWS = [row for row in CATALOGUE.values() if row.axes["state"] == "K V"]
@@ -51,3 +54,16 @@ def test_what_it_returns_is_new(monkeypatch):
         S[...] = 0
         row.module.chunk_vjp(o, **x, chunk_size=2)["state"][...] = 0
         assert (x["state"] == before).all()
+
+
+@pytest.mark.parametrize("law", (*FORWARD, *GRADIENT), ids=lambda law: law.name)
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
+def test_laws(row, law, monkeypatch):
+    """Every law, those of fractions too, with the blocks side by side."""
+    calls, chunk = [], side_by_side.chunk
+    monkeypatch.setattr(side_by_side, "GROUP", 2)
+    monkeypatch.setattr(side_by_side, "applies", lambda axes, x: axes["state"] == "K V")
+    monkeypatch.setattr(side_by_side, "chunk", lambda *x: calls.append(1) or chunk(*x))
+    verdict = judge(law, row)
+    assert verdict.ok, verdict.what
+    assert calls or law.name not in ("forms", "float32", "fractions", "layouts", "types", "extremes", "padding")         # the others may use whole sequences
