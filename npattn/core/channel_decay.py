@@ -20,6 +20,7 @@ import numpy
 
 from . import decay as scalar
 from .arrays import array_module
+from .halves import earlier, fill, filled, later, sizes
 
 
 def decay(g):
@@ -48,10 +49,10 @@ def products(f):
     """`decay` from the factors f = e^g themselves, (..., T, K) or (..., T, 1)."""
     if f.shape[-1] == 1:
         return scalar.products(f[..., 0])
-    xp, T, N, D = array_module(f), f.shape[-2], 1 << max(f.shape[-2] - 1, 0).bit_length(), []
+    xp, T, N, D = array_module(f), f.shape[-2], filled(f.shape[-2], 1)[1], []
     a = fill(f, N, 1).copy()                                                 # N K   cut to token, for blocks of one token
     z = xp.ones_like(a)                                                      # N K   token to the next cut
-    for h in (1 << n for n in range(N.bit_length() - 1)):
+    for h in sizes(1, N):
         D.append((earlier(z, h).copy(), later(a, h).copy()))                 # (N/2h) h K each
         earlier(z, h)[...] *= later(a, h)[..., -1:, :]                       # now for blocks of 2 h
         later(a, h)[...] *= earlier(a, h)[..., -1:, :]
@@ -118,29 +119,3 @@ def crossing(dg, first, last, through):
     xp, T = array_module(dg), dg.shape[-2]
     ones = xp.tril(xp.ones((T, T), dg.dtype))
     return dg + ones.mT @ first + xp.tril(ones, -1) @ last + through[..., None, :]
-
-
-# --- halves ------------------------------------------------------------------------------------------------------
-
-def earlier(x, h):
-    """The earlier half of every block of 2 h tokens, as a view: (..., N, K) to (..., N / 2h, h, K)."""
-    return halves(x, h)[..., 0, :, :]
-
-
-def later(x, h):
-    """The later halves, likewise."""
-    return halves(x, h)[..., 1, :, :]
-
-
-def halves(x, h):
-    return x.reshape(x.shape[:-2] + (x.shape[-2] // (2 * h), 2, h, x.shape[-1]))
-
-
-def fill(x, N, value, axis=-2):
-    """x with tokens of `value` behind, to make N along `axis`."""
-    if x.shape[axis] == N:
-        return x
-    shape = list(x.shape)
-    shape[axis] = N - x.shape[axis]
-    xp = array_module(x)
-    return xp.concatenate([x, xp.full(tuple(shape), value, x.dtype)], axis)

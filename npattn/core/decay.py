@@ -4,6 +4,7 @@ Products of factors, never differences of cumulative sums: exact for e^g = 0 and
 Per-channel gates: see channel_decay.
 """
 from .arrays import array_module
+from .halves import earlier, fill, filled, later, sizes, squares
 
 
 def decay(g):
@@ -25,25 +26,25 @@ def decay(g):
 
 
 def products(f):
-    """`decay` from the factors f = e^g themselves, by halves.
+    """`decay` from the factors f = e^g themselves: row by row in blocks of at most 8 tokens, blocks joined by halves.
 
-    A path from the first half to the second is z of the one times a of the other.
+    A path from the earlier half to the later one is z of the one times a of the other.
     """
     xp, T = array_module(f), f.shape[-1]
-    if T <= 8:
-        f_or_1 = xp.where(xp.tri(T, k=-1, dtype=bool), f[..., :, None], xp.ones((), f.dtype))
-        D = xp.tril(xp.cumprod(f_or_1, axis=-2))                             # T T
-        z = D[..., -1:, :].mT.reshape(f.shape + (1,))                        # T 1   (the shape matters when T = 0)
-        return D, xp.cumprod(f, axis=-1)[..., None], z, f.prod(-1, keepdims=True)[..., None]
-    m = T // 2
-    if T % 2:
-        one, two = products(f[..., :m]), products(f[..., m:])
-    else:                                                                    # both halves in one call
-        one, two = zip(*((x[..., 0, :, :], x[..., 1, :, :]) for x in products(f.reshape(f.shape[:-1] + (2, m)))))
-    (D1, a1, z1, A1), (D2, a2, z2, A2) = one, two
-    D = xp.zeros(f.shape + (T,), f.dtype)                                    # T T
-    D[..., :m, :m], D[..., m:, m:], D[..., m:, :m] = D1, D2, a2 * z1.mT
-    return D, xp.concatenate([a1, A1 * a2], -2), xp.concatenate([z1 * A2, z2], -2), A1 * A2
+    b, N = filled(T, 8)
+    f = fill(f, N, 1, axis=-1)[..., None]                                    # N 1
+    D = xp.zeros(f.shape[:-1] + (N,), f.dtype)                               # N N
+    d, rows = squares(D, b), f.reshape(f.shape[:-2] + (N // b, b, 1))        # (N/b) b b, (N/b) b 1
+    for i in range(b):
+        d[..., i, i] = 1
+        d[..., i, :i] = rows[..., i, :] * d[..., i - 1, :i]
+    a = xp.cumprod(rows, axis=-2).reshape(f.shape)                           # N 1   cut to token, for blocks of b tokens
+    z = d[..., -1, :].reshape(f.shape)                                       # N 1   token to the next cut
+    for h in sizes(b, N):
+        squares(D, 2 * h)[..., h:, :h] = later(a, h) * earlier(z, h).mT      # (N/2h) h h
+        earlier(z, h)[...] *= later(a, h)[..., -1:, :]                       # now for blocks of 2 h
+        later(a, h)[...] *= earlier(a, h)[..., -1:, :]
+    return D[..., :T, :T], a[..., :T, :], z[..., :T, :], a[..., -1:, :]
 
 
 def crossing(W, first, last, through):

@@ -3,10 +3,11 @@
 Never a general solver: pivoting would let later rows change earlier ones.
 """
 from .arrays import array_module
+from .halves import fill, filled, sizes, squares
 
 
 def inverse(L):
-    """(I + L)^-1 for strictly lower L (..., C, C), row by row, blocks joined by halves.
+    """(I + L)^-1 for strictly lower L (..., C, C), row by row in blocks of at most 8, blocks joined by halves.
 
     What stands on or above the diagonal of L is not read.
 
@@ -17,21 +18,18 @@ def inverse(L):
     >>> inverse(np.array([[0., 0, 0], [2, 0, 0], [0, 3, 0]])).tolist()
     [[1.0, 0.0, 0.0], [-2.0, 1.0, 0.0], [6.0, -3.0, 1.0]]
     """
-    C, xp = L.shape[-1], array_module(L)
-    X = xp.zeros_like(L)                                                     # C C
-    if C <= 8:
-        for i in range(C):
-            X[..., i, i] = 1
-            X[..., i:i + 1, :i] = -(L[..., i:i + 1, :i] @ X[..., :i, :i])
-        return X
-    m = C // 2
-    if C % 2:
-        A, D = inverse(L[..., :m, :m]), inverse(L[..., m:, m:])
-    else:                                                                    # both halves in one call
-        both = inverse(xp.stack([L[..., :m, :m], L[..., m:, m:]], -3))
-        A, D = both[..., 0, :, :], both[..., 1, :, :]
-    X[..., :m, :m], X[..., m:, m:], X[..., m:, :m] = A, D, -(D @ (L[..., m:, :m] @ A))
-    return X
+    xp, C = array_module(L), L.shape[-1]
+    b, N = filled(C, 8)
+    L = fill(fill(L, N, 0), N, 0, axis=-1)                                   # N N
+    X = xp.zeros(L.shape, L.dtype)                                           # N N
+    x, l = squares(X, b), squares(L, b)                                      # (N/b) b b each
+    for i in range(b):
+        x[..., i, i] = 1
+        x[..., i:i + 1, :i] = -(l[..., i:i + 1, :i] @ x[..., :i, :i])
+    for h in sizes(b, N):
+        x, l = squares(X, 2 * h), squares(L, 2 * h)                          # (N/2h) 2h 2h each
+        x[..., h:, :h] = -(x[..., h:, h:] @ (l[..., h:, :h] @ x[..., :h, :h]))
+    return X[..., :C, :C]
 
 
 def solve(L, b):
