@@ -8,6 +8,7 @@ from math import isqrt
 
 import numpy
 
+from .affine import UNKNOWN
 from .arrays import array_module, sum_to
 from .kinds import check_array, check_exponential, count, number             # count: for those who look for it here
 from .states import Cache, leaves, map_state, rebuild
@@ -20,8 +21,9 @@ def start(axes, q, k, v, *, scale, state, **others):
     gate that is positive or NaN, and for `scale` where the default is no exact number.  A mechanism without a scale passes 1.
     """
     given = dict(q=q, k=k, v=v, **others)
-    sizes = check(axes, dict(given, state=state))
-    state, _ = first_state(axes, given, state, sizes)
+    if state is not UNKNOWN:
+        sizes = check(axes, dict(given, state=state))
+        state, _ = first_state(axes, given, state, sizes)
     return array_module(q, k, v), q * scale_of(scale, q), state
 
 

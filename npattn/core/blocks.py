@@ -1,8 +1,8 @@
 """The matrix form block by block, the state carried: one lift for every recurrent mechanism.
 
 Blocks of 32 to 128 tokens stay in cache, so the readable form is the fast form; time is linear in T, and the memory beyond the output does
-not grow with it.  On a GPU all blocks are taken side by side instead: core/side_by_side.py.  What has become NaN or infinite in a block reaches all of its tokens, the earlier ones too, since 0 NaN is NaN; never an
-earlier block.
+not grow with it.  On a GPU all blocks are taken side by side instead: core/side_by_side.py.  What has become NaN or infinite in a block
+reaches all of its tokens, the earlier ones too, since 0 NaN is NaN; never an earlier block.
 """
 import functools
 import inspect

@@ -3,11 +3,13 @@
 What holds between an earlier and a later half is one product, so a matrix of all tokens takes log2 T rounds, from the smallest blocks to the
 whole.  T is filled up to N, so that every block has two halves.
 """
+import numpy
+
 from .arrays import array_module
 
 
 def filled(T, smallest):
-    """(tokens of a smallest block, at most `smallest`; N, that times a power of two, at least T and at most a quarter more for smallest = 8).
+    """(b, N): tokens of a smallest block, at most `smallest`; and of all blocks, b times a power of two and at least T.
 
     >>> filled(64, 8), filled(65, 8), filled(65, 1), filled(0, 8)
     ((8, 64), (5, 80), (1, 128), (1, 1))
@@ -62,4 +64,6 @@ def squares(x, h):
     [[[0, 1], [4, 5]], [[10, 11], [14, 15]]]
     """
     *lead, down, right = x.strides
-    return array_module(x).lib.stride_tricks.as_strided(x, x.shape[:-2] + (x.shape[-1] // h, h, h), (*lead, h * (down + right), down, right))
+    xp, more = array_module(x), dict(subok=True) if isinstance(x, numpy.ndarray) else {}         # NumPy's subclasses stay what they are
+    shape, strides = x.shape[:-2] + (x.shape[-1] // h, h, h), (*lead, h * (down + right), down, right)
+    return xp.lib.stride_tricks.as_strided(x, shape, strides, **more)

@@ -1,22 +1,25 @@
 """All blocks side by side: the block forms for arrays on a GPU, where one small block after the other keeps few of its processors busy.
 
-A block of a recurrent mechanism with a state (K, V) is affine in that state, and its value columns never meet.  So one call of `matrix` on all
-blocks at once, with the values [v, 0] and the state [0, I], gives for every block n
+A block of a recurrent mechanism with a state (K, V) is affine in that state.  So one call of `matrix` on all blocks at once, with a first state
+that is not known yet (core/affine.py), gives for every block n
 
-    o = [o_n, O_n]      final state = [U_n, M_n]
+    o = O_n S[n] + o_n      last state = F_n S[n] + U_n
 
-and what is left are single products:
+F_n is a matrix (K, K) or, where nothing is erased, a factor for each row.  What is left are single products and sums:
 
-    S[n+1] = M_n S[n] + U_n                     the states between blocks, one after the other
-    o      = o_n + O_n S[n]                     all outputs
-    dS[n]  = M_n^T dS[n+1] + O_n^T do_n         the gradients of those states, last to first
+    S[n+1] = F_n S[n] + U_n                     the states between blocks, one after the other
+    o      = O_n S[n] + o_n                     all outputs
+    dS[n]  = F_n^T dS[n+1] + O_n^T do_n         the gradients of those states, last to first
 
-With the states and their gradients on both sides of every block, `matrix_vjp` does all blocks at once.  GROUP blocks are taken at a time, so that what
-is needed beyond the output does not grow with T; the gradients keep S, M and O^T do of each block.
+With the states and their gradients on both sides of every block, `matrix_vjp` does all blocks at once.  GROUP blocks are taken at a time, so
+that what is needed beyond the output does not grow with T; the gradients keep S, F and O^T do of each block.
+
+Blocks stand in front of all other axes: (..., T, K) is (n, ..., C, K).
 """
 import numpy
 
 from . import blocks
+from .affine import UNKNOWN
 from .arrays import array_module, sum_to
 
 GROUP = 64
@@ -29,60 +32,69 @@ def applies(axes, x):
 
 def chunk(matrix, axes, tokens, options, state, T, C):
     """(o, state): as `blocks.chunk`, of the arguments `tokens`, which have a token axis."""
-    outputs, xp = [], array_module(tokens["q"])
+    xp, S, whole, rank = array_module(tokens["q"]), state, None, deepest(axes, tokens, state)
     for b, C in groups(T, C):
-        o, O, U, M = affine(matrix, axes, blocks.cut(tokens, axes, b), options, C)
-        S = scan(U, M, state)                                                # n+1 K V
-        outputs.append(joined(o + O @ S[..., :-1, :, :]))                    # T V
-        state = S[..., -1, :, :]
-    return xp.concatenate(outputs, axis=-2), state.copy()
+        o, erases, F, U = affine(matrix, cut(tokens, axes, b, C, rank), options)
+        S = scan(erases, F, U, S, common(tokens, state))                     # n+1 ... K V
+        read = o.read @ S[:-1]                                               # n ... C V
+        if whole is None:
+            lead = numpy.broadcast_shapes(read.shape[1:-2], o.c.shape[1:-2])
+            whole = xp.empty(lead + (T, read.shape[-1]), numpy.result_type(read.dtype, o.c.dtype))
+        xp.add(read, o.c, out=divided(whole[..., b, :], -2, C, rank))
+        S = S[-1]                                                            # ... K V
+    return whole, of_rank(S, state_rank(axes, tokens, state)).copy()
 
 
 def chunk_vjp(matrix, matrix_vjp, axes, do, tokens, options, state, dfinal_state, T, C):
     """The gradients by name: as `blocks.chunk_vjp`."""
-    S, kept, parts, xp = state, [], {}, array_module(tokens["q"])
+    xp, S, whole, rank, kept = array_module(tokens["q"]), state, {}, deepest(axes, tokens, state), []
     for b, C in groups(T, C):
-        _, O, U, M = affine(matrix, axes, blocks.cut(tokens, axes, b), options, C)
-        S = scan(U, M, S)                                                    # n+1 K V
-        dread = sum_to(O.mT @ divided(do[..., b, :], -2, C), S[..., 1:, :, :].shape)         # n K V
-        kept.append((b, C, S[..., :-1, :, :], M, dread))
-        S = S[..., -1, :, :]
+        o, erases, F, U = affine(matrix, cut(tokens, axes, b, C, rank), options)
+        S = scan(erases, F, U, S, common(tokens, state))                     # n+1 ... K V
+        dread = sum_to(o.read.mT @ divided(do[..., b, :], -2, C, rank), S[1:].shape)         # n ... K V
+        kept.append((b, C, S[:-1], erases, F, dread))
+        S = S[-1]                                                            # ... K V
     dS = xp.zeros_like(S) if dfinal_state is None else dfinal_state
     while kept:
-        b, C, S, M, dread = kept.pop()
-        dS = scan(dread[..., ::-1, :, :], M[..., ::-1, :, :].mT, dS)[..., ::-1, :, :]        # n+1 K V
-        inputs = blocks.cut(tokens, axes, b)
-        shapes = {name: x.shape for name, x in inputs.items()}
-        inputs = {name: divided(x, blocks.token_axis(axes[name]), C) for name, x in inputs.items()}
-        d = matrix_vjp(divided(do[..., b, :], -2, C), **inputs, **options, state=S, dfinal_state=dS[..., 1:, :, :])
-        for name, shape in shapes.items():
-            parts.setdefault(name, []).insert(0, d[name].reshape(shape))
-        dS = dS[..., 0, :, :]
-    whole = {name: xp.concatenate(x, axis=blocks.token_axis(axes[name])) for name, x in parts.items()}
-    return dict(whole, state=dS.copy() if state is None else sum_to(dS, state.shape).astype(state.dtype))
+        b, C, S, erases, F, dread = kept.pop()
+        F = F.mT.copy() if erases else F
+        dS = scan(erases, F[::-1], dread[::-1], dS, common(tokens, state))[::-1]             # n+1 ... K V
+        d = matrix_vjp(divided(do[..., b, :], -2, C, rank), **cut(tokens, axes, b, C, rank), **options, state=S, dfinal_state=dS[1:])
+        for name, x in tokens.items():
+            if name not in whole:
+                whole[name] = xp.empty(x.shape, d[name].dtype)
+            divided(whole[name][blocks.at(axes[name], b)], blocks.token_axis(axes[name]), C, rank)[...] = d[name]
+        dS = dS[0]                                                           # ... K V
+    if state is not None:
+        return dict(whole, state=sum_to(dS, state.shape).astype(state.dtype))
+    return dict(whole, state=of_rank(dS, state_rank(axes, tokens, state)).copy())
 
 
-def affine(matrix, axes, tokens, options, C):
-    """o_n (..., n, C, V), O_n (..., n, C, K), U_n (..., n, K, V) and M_n (..., n, K, K) of all blocks."""
-    v, xp = tokens["v"], array_module(tokens["v"])
-    K, V = tokens["k"].shape[-1], v.shape[-1]
-    tokens = dict(tokens, v=xp.concatenate([v, xp.zeros(v.shape[:-1] + (K,), v.dtype)], axis=-1))        # T V+K
-    tokens = {name: divided(x, blocks.token_axis(axes[name]), C) for name, x in tokens.items()}
-    o, S = matrix(**tokens, **options, state=xp.eye(K, V + K, V, dtype=v.dtype))                         # C V+K, K V+K
-    return o[..., :V], o[..., V:], S[..., :V], S[..., V:]
+def affine(matrix, inputs, options):
+    """o, whether the blocks erase, F (n, ..., K, K) if they do, else (n, ..., K, 1) or (n, ..., 1, 1), and U (n, ..., K, V)."""
+    o, last = matrix(**inputs, **options, state=UNKNOWN)
+    A, M, U, xp = last.A, last.read, last.c, array_module(last.c)
+    if not hasattr(A, "shape"):
+        A = xp.full((len(U),) + (1,) * (U.ndim - 1), A, U.dtype)
+    if M is None:
+        return o, False, A, U
+    M.reshape(M.shape[:-2] + (-1,))[..., ::M.shape[-1] + 1] += A[..., 0]     # on the diagonal
+    return o, True, M, U
 
 
-def scan(U, M, S):
-    """S[0] = S, S[n+1] = M_n S[n] + U_n: (..., n+1, K, V).  S None is zeros."""
-    xp, lead = array_module(U), numpy.broadcast_shapes(U.shape[:-3], M.shape[:-3], () if S is None else S.shape[:-2])
-    dtype = numpy.result_type(U.dtype, M.dtype, *([] if S is None else [S.dtype]))
-    states = xp.zeros(lead + (U.shape[-3] + 1,) + U.shape[-2:], dtype)
-    if S is not None:
-        states[..., 0, :, :] = S
-    for n in range(U.shape[-3]):
-        states[..., n + 1, :, :] = M[..., n, :, :] @ states[..., n, :, :] + U[..., n, :, :]
+def scan(erases, F, U, S, dtype):
+    """S[0] = S, S[n+1] = F_n S[n] + U_n: (n+1, ..., K, V), of `dtype` or wider.  S None is zeros."""
+    xp, lead = array_module(U), numpy.broadcast_shapes(F.shape[1:-2], U.shape[1:-2], () if S is None else S.shape[:-2])
+    states = xp.empty((len(U) + 1,) + lead + U.shape[-2:], numpy.result_type(dtype, F.dtype, U.dtype, *([] if S is None else [S.dtype])))
+    states[0] = 0 if S is None else S
+    for n, before in enumerate(states[:-1]):
+        after = states[n + 1]
+        (xp.matmul if erases else xp.multiply)(F[n], before, out=after)
+        after += U[n]
     return states
 
+
+# --- blocks in front -----------------------------------------------------------------------------------------------------
 
 def groups(T, C):
     """(tokens, tokens in a block): up to GROUP whole blocks at a time, and the short one at the end.
@@ -96,12 +108,33 @@ def groups(T, C):
         yield slice(whole, T), max(T % C, 1)
 
 
-def divided(x, axis, C):
-    """The token axis in blocks: (..., T, K) to (..., n, C, K)."""
-    axis += x.ndim
-    return x.reshape(x.shape[:axis] + (x.shape[axis] // C, C) + x.shape[axis + 1:])
+def cut(tokens, axes, b, C, rank):
+    """Tokens `b` of every array, in blocks of C."""
+    return {name: divided(x, blocks.token_axis(axes[name]), C, rank) for name, x in blocks.cut(tokens, axes, b).items()}
 
 
-def joined(x):
-    """(..., n, C, V) to (..., n C, V)."""
-    return x.reshape(x.shape[:-3] + (x.shape[-3] * x.shape[-2], x.shape[-1]))
+def divided(x, axis, C, rank):
+    """The token axis in blocks, the blocks in front of `rank` leading axes, as a view: (..., T, K) to (n, ..., C, K)."""
+    lead, (T, *rest) = x.shape[:axis], x.shape[axis:]
+    x = x.reshape((1,) * (rank - len(lead)) + lead + (T // C, C, *rest))
+    return array_module(x).moveaxis(x, rank, 0)
+
+
+def common(tokens, state):
+    """The type that holds them all."""
+    return numpy.result_type(*(x.dtype for x in (*tokens.values(), state) if x is not None))
+
+
+def deepest(axes, tokens, state):
+    """How many leading axes they have at most."""
+    return max(x.ndim - len(axes[name].split()) for name, x in dict(tokens, state=state).items() if x is not None)
+
+
+def state_rank(axes, tokens, state):
+    """How many leading axes a state has: q has no part in it."""
+    return deepest(axes, {name: x for name, x in tokens.items() if name != "q"}, state)
+
+
+def of_rank(S, rank):
+    """S (..., K, V) without the axes of length 1 in front of its `rank` leading axes."""
+    return S.reshape(S.shape[S.ndim - 2 - rank:])

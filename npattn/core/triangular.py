@@ -7,7 +7,7 @@ from .halves import fill, filled, sizes, squares
 
 
 def inverse(L):
-    """(I + L)^-1 for strictly lower L (..., C, C), row by row in blocks of at most 8, blocks joined by halves.
+    """(I + L)^-1 for strictly lower L (..., C, C), row by row in blocks of at most 4, blocks joined by halves.
 
     What stands on or above the diagonal of L is not read.
 
@@ -19,13 +19,13 @@ def inverse(L):
     [[1.0, 0.0, 0.0], [-2.0, 1.0, 0.0], [6.0, -3.0, 1.0]]
     """
     xp, C = array_module(L), L.shape[-1]
-    b, N = filled(C, 8)
+    b, N = filled(C, 4)
     L = fill(fill(L, N, 0), N, 0, axis=-1)                                   # N N
-    X = xp.zeros(L.shape, L.dtype)                                           # N N
+    X = xp.zeros_like(L)                                                     # N N
     x, l = squares(X, b), squares(L, b)                                      # (N/b) b b each
-    for i in range(b):
-        x[..., i, i] = 1
-        x[..., i:i + 1, :i] = -(l[..., i:i + 1, :i] @ x[..., :i, :i])
+    for j in range(b):                                                       # row j is finished: off all rows below it
+        x[..., j, j] = 1
+        x[..., j + 1:, :j + 1] -= l[..., j + 1:, j, None] * x[..., j, None, :j + 1]
     for h in sizes(b, N):
         x, l = squares(X, 2 * h), squares(L, 2 * h)                          # (N/2h) 2h 2h each
         x[..., h:, :h] = -(x[..., h:, h:] @ (l[..., h:, :h] @ x[..., :h, :h]))
