@@ -14,6 +14,7 @@ TypeError for what is missing or of a wrong type, ValueError for what does not f
 """
 from ..core import blocks
 from ..core.arguments import start, start_vjp
+from ..core.arrays import outer
 from ..core.triangular import inverse
 
 AXES = dict(q="T K", k="T K", v="T V", beta="T", state="K V")
@@ -26,7 +27,7 @@ def loop(q, k, v, *, beta, scale=None, state=None):
     o = [q[..., :0, :] @ S]                                                  # 0 V   so that o has its shape if T = 0
     for t in range(q.shape[-2]):
         e = v[..., t, None, :] - k[..., t, None, :] @ S                      # 1 V
-        S = S + k[..., t, :, None] * (b[..., t, :, :] * e)                   # K V
+        S = S + outer(k[..., t, None, :], b[..., t, :, :] * e)               # K V
         o.append(q[..., t, None, :] @ S)                                     # 1 V
     return xp.concatenate(o, axis=-2), S                                     # T V, K V
 
@@ -58,18 +59,18 @@ def loop_vjp(do, q, k, v, *, beta, scale=None, state=None, dfinal_state=None):
     for t in range(q.shape[-2]):
         e = v[..., t, None, :] - k[..., t, None, :] @ S                      # 1 V
         kept.append((S, e))
-        S = S + k[..., t, :, None] * (b[..., t, :, :] * e)                   # K V
+        S = S + outer(k[..., t, None, :], b[..., t, :, :] * e)               # K V
         dq[..., t, :] = (do[..., t, None, :] @ S.mT)[..., 0, :]
     for t in reversed(range(q.shape[-2])):
         S, e = kept.pop()                                                    # K V, 1 V   the state that token t met
         bt, kt = b[..., t, :, :], k[..., t, None, :]                         # 1 1, 1 K
-        dS = dS + q[..., t, :, None] * do[..., t, None, :]                   # K V
+        dS = dS + outer(q[..., t, None, :], do[..., t, None, :])             # K V
         dd = kt @ dS                                                         # 1 V
         de = bt * dd                                                         # 1 V
         dk[..., t, :] = (bt * e @ dS.mT - de @ S.mT)[..., 0, :]
         dv[..., t, :] = de[..., 0, :]
         dbeta[..., t] = (e * dd).sum((-1, -2))
-        dS = dS - kt.mT * de                                                 # K V
+        dS = dS - outer(kt, de)                                              # K V
     return back(q=dq, k=dk, v=dv, beta=dbeta, state=dS)
 
 

@@ -16,7 +16,7 @@ TypeError for what is missing or of a wrong type, ValueError for what does not f
 """
 from ..core import blocks
 from ..core.arguments import start, start_vjp
-from ..core.arrays import array_module
+from ..core.arrays import array_module, outer
 from ..core.decay import crossing, decay
 from ..core.triangular import inverse
 
@@ -30,7 +30,7 @@ def loop(q, k, v, *, g, beta, scale=None, state=None):
     o = [q[..., :0, :] @ S]                                                  # 0 V   so that o has its shape if T = 0
     for t in range(q.shape[-2]):
         e = v[..., t, None, :] - k[..., t, None, :] @ S                      # 1 V
-        S = a[..., t, :, :] * S + k[..., t, :, None] * (b[..., t, :, :] * e) # K V
+        S = a[..., t, :, :] * S + outer(k[..., t, None, :], b[..., t, :, :] * e) # K V
         o.append(q[..., t, None, :] @ S)                                     # 1 V
     return xp.concatenate(o, axis=-2), S                                     # T V, K V
 
@@ -65,19 +65,19 @@ def loop_vjp(do, q, k, v, *, g, beta, scale=None, state=None, dfinal_state=None)
     for t in range(q.shape[-2]):
         e = v[..., t, None, :] - k[..., t, None, :] @ S                      # 1 V
         kept.append((S, e))
-        S = a[..., t, :, :] * S + k[..., t, :, None] * (b[..., t, :, :] * e) # K V
+        S = a[..., t, :, :] * S + outer(k[..., t, None, :], b[..., t, :, :] * e) # K V
         dq[..., t, :] = (do[..., t, None, :] @ S.mT)[..., 0, :]
     for t in reversed(range(q.shape[-2])):
         S, e = kept.pop()                                                    # K V, 1 V   the state that token t met
         at, bt, kt = a[..., t, :, :], b[..., t, :, :], k[..., t, None, :]    # 1 1, 1 1, 1 K
-        dS = dS + q[..., t, :, None] * do[..., t, None, :]                   # K V
+        dS = dS + outer(q[..., t, None, :], do[..., t, None, :])             # K V
         dd = kt @ dS                                                         # 1 V
         de = bt * dd                                                         # 1 V
         dk[..., t, :] = (bt * e @ dS.mT - de @ S.mT)[..., 0, :]
         dv[..., t, :] = de[..., 0, :]
         dg[..., t] = (dS * (at * S)).sum((-1, -2))
         dbeta[..., t] = (e * dd).sum((-1, -2))
-        dS = at * dS - kt.mT * de                                            # K V
+        dS = at * dS - outer(kt, de)                                         # K V
     return back(q=dq, k=dk, v=dv, g=dg, beta=dbeta, state=dS)
 
 

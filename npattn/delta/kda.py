@@ -14,6 +14,7 @@ TypeError for what is missing or of a wrong type, ValueError for what does not f
 """
 from ..core import blocks
 from ..core.arguments import start, start_vjp
+from ..core.arrays import outer
 from ..core.channel_decay import crossing, decay, scores, scores_vjp
 from ..core.triangular import inverse
 
@@ -28,7 +29,7 @@ def loop(q, k, v, *, g, beta, scale=None, state=None):
     for t in range(q.shape[-2]):
         F = a[..., t, :, :] * S                                              # K V
         e = v[..., t, None, :] - k[..., t, None, :] @ F                      # 1 V
-        S = F + k[..., t, :, None] * (b[..., t, :, :] * e)                   # K V
+        S = F + outer(k[..., t, None, :], b[..., t, :, :] * e)               # K V
         o.append(q[..., t, None, :] @ S)                                     # 1 V
     return xp.concatenate(o, axis=-2), S                                     # T V, K V
 
@@ -63,15 +64,15 @@ def loop_vjp(do, q, k, v, *, g, beta, scale=None, state=None, dfinal_state=None)
         F = a[..., t, :, :] * S                                              # K V
         e = v[..., t, None, :] - k[..., t, None, :] @ F                      # 1 V
         kept.append((F, e))
-        S = F + k[..., t, :, None] * (b[..., t, :, :] * e)                   # K V
+        S = F + outer(k[..., t, None, :], b[..., t, :, :] * e)               # K V
         dq[..., t, :] = (do[..., t, None, :] @ S.mT)[..., 0, :]
     for t in reversed(range(q.shape[-2])):
         F, e = kept.pop()                                                    # K V, 1 V
         bt, kt = b[..., t, :, :], k[..., t, None, :]                         # 1 1, 1 K
-        dS = dS + q[..., t, :, None] * do[..., t, None, :]                   # K V
+        dS = dS + outer(q[..., t, None, :], do[..., t, None, :])             # K V
         dd = kt @ dS                                                         # 1 V
         de = bt * dd                                                         # 1 V
-        dF = dS - kt.mT * de                                                 # K V
+        dF = dS - outer(kt, de)                                              # K V
         dk[..., t, :] = (bt * e @ dS.mT - de @ F.mT)[..., 0, :]
         dv[..., t, :] = de[..., 0, :]
         dg[..., t, :] = (dF * F).sum(-1)

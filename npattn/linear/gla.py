@@ -11,6 +11,7 @@ TypeError for what is missing or of a wrong type, ValueError for what does not f
 """
 from ..core import blocks
 from ..core.arguments import start, start_vjp
+from ..core.arrays import outer
 from ..core.channel_decay import crossing, decay, scores, scores_vjp
 
 AXES = dict(q="T K", k="T K", v="T V", g="T K", state="K V")
@@ -22,7 +23,7 @@ def loop(q, k, v, *, g, scale=None, state=None):
     a = xp.exp(g)[..., None]                                                 # T K 1
     o = [q[..., :0, :] @ S]                                                  # 0 V   so that o has its shape if T = 0
     for t in range(q.shape[-2]):
-        S = a[..., t, :, :] * S + k[..., t, :, None] * v[..., t, None, :]    # K V
+        S = a[..., t, :, :] * S + outer(k[..., t, None, :], v[..., t, None, :]) # K V
         o.append(q[..., t, None, :] @ S)                                     # 1 V
     return xp.concatenate(o, axis=-2), S                                     # T V, K V
 
@@ -50,11 +51,11 @@ def loop_vjp(do, q, k, v, *, g, scale=None, state=None, dfinal_state=None):
     a = xp.exp(g)[..., None]                                                 # T K 1
     for t in range(q.shape[-2]):
         F = a[..., t, :, :] * S                                              # K V
-        S = F + k[..., t, :, None] * v[..., t, None, :]                      # K V
+        S = F + outer(k[..., t, None, :], v[..., t, None, :])                # K V
         dq[..., t, :] = (do[..., t, None, :] @ S.mT)[..., 0, :]
         kept.append(F)
     for t in reversed(range(q.shape[-2])):
-        dS = dS + q[..., t, :, None] * do[..., t, None, :]                   # K V
+        dS = dS + outer(q[..., t, None, :], do[..., t, None, :])             # K V
         dk[..., t, :] = (v[..., t, None, :] @ dS.mT)[..., 0, :]
         dv[..., t, :] = (k[..., t, None, :] @ dS)[..., 0, :]
         dg[..., t, :] = (dS * kept.pop()).sum(-1)

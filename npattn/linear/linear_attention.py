@@ -12,6 +12,7 @@ TypeError for what is missing or of a wrong type, ValueError for what does not f
 """
 from ..core import blocks
 from ..core.arguments import start, start_vjp
+from ..core.arrays import outer
 
 AXES = dict(q="T K", k="T K", v="T V", state="K V")
 
@@ -21,7 +22,7 @@ def loop(q, k, v, *, scale=None, state=None):
     xp, q, S = start(AXES, q, k, v, scale=scale, state=state)
     o = [q[..., :0, :] @ S]                                                  # 0 V   so that o has its shape if T = 0
     for t in range(q.shape[-2]):
-        S = S + k[..., t, :, None] * v[..., t, None, :]                      # K V
+        S = S + outer(k[..., t, None, :], v[..., t, None, :])                # K V
         o.append(q[..., t, None, :] @ S)                                     # 1 V
     return xp.concatenate(o, axis=-2), S                                     # T V, K V
 
@@ -44,10 +45,10 @@ def loop_vjp(do, q, k, v, *, scale=None, state=None, dfinal_state=None):
     xp, q, S, do, dS, new, back = start_vjp(AXES, do, q, k, v, scale=scale, state=state, dfinal_state=dfinal_state)
     dq, dk, dv = new()
     for t in range(q.shape[-2]):
-        S = S + k[..., t, :, None] * v[..., t, None, :]                      # K V
+        S = S + outer(k[..., t, None, :], v[..., t, None, :])                # K V
         dq[..., t, :] = (do[..., t, None, :] @ S.mT)[..., 0, :]
     for t in reversed(range(q.shape[-2])):
-        dS = dS + q[..., t, :, None] * do[..., t, None, :]                   # K V
+        dS = dS + outer(q[..., t, None, :], do[..., t, None, :])             # K V
         dk[..., t, :] = (v[..., t, None, :] @ dS.mT)[..., 0, :]
         dv[..., t, :] = (k[..., t, None, :] @ dS)[..., 0, :]
     return back(q=dq, k=dk, v=dv, state=dS)

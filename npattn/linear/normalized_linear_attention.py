@@ -17,6 +17,7 @@ TypeError for what is missing or of a wrong type, ValueError for what does not f
 """
 from ..core import blocks
 from ..core.arguments import start, start_vjp
+from ..core.arrays import outer
 from ..core.kinds import number
 from ..core.states import Normalized
 
@@ -29,7 +30,7 @@ def loop(q, k, v, *, eps=0, state=None):
     eps = number("eps", eps, q)
     o = [q[..., :0, :] @ S]                                                  # 0 V   so that o has its shape if T = 0
     for t in range(q.shape[-2]):
-        S = S + k[..., t, :, None] * v[..., t, None, :]                      # K V
+        S = S + outer(k[..., t, None, :], v[..., t, None, :])                # K V
         z = z + k[..., t, :]                                                 # K
         o.append(divide(q[..., t, None, :] @ S, q[..., t, None, :] @ z[..., None] + eps))          # 1 V
     return xp.concatenate(o, axis=-2), Normalized(S, z)                      # T V, K V and K
@@ -55,14 +56,14 @@ def loop_vjp(do, q, k, v, *, eps=0, state=None, dfinal_state=None):
     xp, q, (S, z), do, (dS, dz), new, back = start_vjp(AXES, do, q, k, v, scale=1, state=state, dfinal_state=dfinal_state)
     (dq, dk, dv), kept, eps = new(), [], number("eps", eps, q)
     for t in range(q.shape[-2]):
-        S = S + k[..., t, :, None] * v[..., t, None, :]                      # K V
+        S = S + outer(k[..., t, None, :], v[..., t, None, :])                # K V
         z = z + k[..., t, :]                                                 # K
         dx, dn = divide_vjp(do[..., t, None, :], q[..., t, None, :] @ S, q[..., t, None, :] @ z[..., None] + eps)  # 1 V, 1 1
         dq[..., t, :] = (dx @ S.mT)[..., 0, :] + dn[..., 0] * z
         kept.append((dx, dn))
     for t in reversed(range(q.shape[-2])):
         dx, dn = kept.pop()
-        dS = dS + q[..., t, :, None] * dx                                    # K V
+        dS = dS + outer(q[..., t, None, :], dx)                              # K V
         dz = dz + q[..., t, :] * dn[..., 0]                                  # K
         dk[..., t, :] = (v[..., t, None, :] @ dS.mT)[..., 0, :] + dz
         dv[..., t, :] = (k[..., t, None, :] @ dS)[..., 0, :]
