@@ -7,7 +7,7 @@ import numpy
 def array_module(*arrays):
     """`cupy` if any argument is a CuPy array, else `numpy`.  CuPy is never imported: who has an array of it has done so."""
     for x in arrays:
-        if type(x).__module__.partition(".")[0] == "cupy":
+        if type(x) is not numpy.ndarray and type(x).__module__.partition(".")[0] == "cupy":
             return sys.modules["cupy"]
     return numpy
 

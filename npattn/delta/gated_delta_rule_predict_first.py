@@ -45,7 +45,8 @@ def matrix(q, k, v, *, g, beta, scale=None, state=None):
     D, a, z, A = decay(g)                                                    # T T, T 1, T 1, 1 1
     E, p = shift(D), shift(a, first=1)                                       # T T, T 1
     b = beta[..., None]                                                      # T 1
-    P, M = q @ k.mT * D, k @ k.mT * E                                        # T T, T T
+    kT = k.mT.copy()                                                         # K T   not a view: products with it take half the time
+    P, M = q @ kT * D, k @ kT * E                                            # T T, T T
     X = inverse(b * M)                                                       # T T
     d = X @ (b * (v - p * (k @ S)))                                          # T V
     return a * (q @ S) + P @ d, A * S + (z * k).mT @ d                       # T V, K V
@@ -90,7 +91,8 @@ def matrix_vjp(do, q, k, v, *, g, beta, scale=None, state=None, dfinal_state=Non
     D, a, z, A = decay(g)                                                    # T T, T 1, T 1, 1 1
     E, p = shift(D), shift(a, first=1)                                       # T T, T 1
     b = beta[..., None]                                                      # T 1
-    P, M = q @ k.mT * D, k @ k.mT * E                                        # T T, T T
+    kT = k.mT.copy()                                                         # K T   not a view: products with it take half the time
+    P, M = q @ kT * D, k @ kT * E                                            # T T, T T
     X = inverse(b * M)                                                       # T T
     y = v - p * (k @ S)                                                      # T V   the error left by the first state alone
     d = X @ (b * y)                                                          # T V
