@@ -56,6 +56,16 @@ class Device:
 for name in "add sub mul truediv pow matmul mod floordiv and or xor".split():
     for method in f"__{name}__", f"__r{name}__":
         setattr(Device, method, lambda self, other, method=method: device(getattr(self.host, method)(host(other))))
+def matmul(a, b):
+    """CuPy takes no negative stride in a product that broadcasts, not even along an axis of length 1, where it means nothing."""
+    if not isinstance(a, Device) or not isinstance(b, Device):
+        return NotImplemented
+    if a.shape[:-2] != b.shape[:-2] and any(n == 1 and stride < 0 for x in (a, b) for n, stride in zip(x.shape[:-2], x.strides)):
+        raise OverflowError("a negative stride")
+    return device(np.matmul(host(a), host(b)))
+
+
+Device.__matmul__, Device.__rmatmul__ = matmul, lambda b, a: matmul(a, b)
 for name in "add sub mul truediv".split():              # in place: views see it, as on the device
     setattr(Device, f"__i{name}__", lambda self, other, name=name: Device(getattr(self.host, f"__i{name}__")(host(other))))
 for method in "__neg__ __pos__ __abs__ __invert__ __lt__ __le__ __gt__ __ge__ __eq__ __ne__ __getitem__ __len__".split():

@@ -58,7 +58,7 @@ def chunk_vjp(matrix, matrix_vjp, axes, do, tokens, options, state, dfinal_state
     while kept:
         b, C, S, erases, F, dread = kept.pop()
         F = F.mT.copy() if erases else F
-        dS = scan(erases, F[::-1], dread[::-1], dS, common(tokens, state))[::-1]             # n+1 ... K V
+        dS = scan(erases, F, dread, dS, common(tokens, state), backwards=True)               # n+1 ... K V
         d = matrix_vjp(divided(do[..., b, :], -2, C, rank), **cut(tokens, axes, b, C, rank), **options, state=S, dfinal_state=dS[1:])
         for name, x in tokens.items():
             if name not in whole:
@@ -82,13 +82,13 @@ def affine(matrix, inputs, options):
     return o, True, M, U
 
 
-def scan(erases, F, U, S, dtype):
-    """S[0] = S, S[n+1] = F_n S[n] + U_n: (n+1, ..., K, V), of `dtype` or wider.  S None is zeros."""
-    xp, lead = array_module(U), numpy.broadcast_shapes(F.shape[1:-2], U.shape[1:-2], () if S is None else S.shape[:-2])
-    states = xp.empty((len(U) + 1,) + lead + U.shape[-2:], numpy.result_type(dtype, F.dtype, U.dtype, *([] if S is None else [S.dtype])))
-    states[0] = 0 if S is None else S
-    for n, before in enumerate(states[:-1]):
-        after = states[n + 1]
+def scan(erases, F, U, S, dtype, backwards=False):
+    """S[0] = S, S[n+1] = F_n S[n] + U_n: (n+1, ..., K, V), of `dtype` or wider; backwards S[N] = S, S[n] = F_n S[n+1] + U_n.  S None is zeros."""
+    xp, N, lead = array_module(U), len(U), numpy.broadcast_shapes(F.shape[1:-2], U.shape[1:-2], () if S is None else S.shape[:-2])
+    states = xp.empty((N + 1,) + lead + U.shape[-2:], numpy.result_type(dtype, F.dtype, U.dtype, *([] if S is None else [S.dtype])))
+    states[N if backwards else 0] = 0 if S is None else S
+    for n in reversed(range(N)) if backwards else range(N):
+        before, after = (states[n + 1], states[n]) if backwards else (states[n], states[n + 1])
         (xp.matmul if erases else xp.multiply)(F[n], before, out=after)
         after += U[n]
     return states
