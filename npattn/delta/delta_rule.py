@@ -43,7 +43,7 @@ def matrix(q, k, v, *, beta, scale=None, state=None):
     P, M = xp.tril(q @ kT), k @ kT                                           # T T, T T
     X = inverse(b * M)                                                       # T T   reads what is below the diagonal
     d = X @ (b * (v - k @ S))                                                # T V
-    return q @ S + P @ d, S + k.mT @ d                                       # T V, K V
+    return q @ S + P @ d, S + kT @ d                                         # T V, K V
 
 
 def loop_vjp(do, q, k, v, *, beta, scale=None, state=None, dfinal_state=None):

@@ -46,7 +46,7 @@ def matrix(q, k, v, *, g, beta, scale=None, state=None):
     P, M = q @ kT * D, k @ kT * D                                            # T T, T T
     X = inverse(b * M)                                                       # T T   reads what is below the diagonal
     d = X @ (b * (v - a * (k @ S)))                                          # T V
-    return a * (q @ S) + P @ d, A * S + (z * k).mT @ d                       # T V, K V
+    return a * (q @ S) + P @ d, A * S + (kT * z.mT) @ d                      # T V, K V
 
 
 def loop_vjp(do, q, k, v, *, g, beta, scale=None, state=None, dfinal_state=None):
