@@ -3,7 +3,7 @@
 Every line of a matrix form is affine in its first state S, so it can be worked out before S is known.  With UNKNOWN for a state `matrix` gives
 o and the last state as
 
-    x(S) = r m S + A S + s c      m (..., T, K), c (..., T, V); r, s (..., T, 1) factors of their rows, held back because they are smaller;
+    x(S) = r m S + A S + c        m (..., T, K), c (..., T, V); r (..., T, 1), factors of rows, held back because they are smaller;
                                   A (..., 1, 1) or (..., K, 1), how a last state fades, 1 if it does not
 
 None stands for a part that is not there.
@@ -12,45 +12,42 @@ from .arrays import array_module
 
 
 class Affine:
-    """r m S + A S + s c, and what matrix forms do with it: a factor for each row, a matrix on the left, sums and differences."""
-    __slots__ = ("r", "m", "A", "s", "c")
+    """r m S + A S + c, and what matrix forms do with it: a factor for each row, a matrix on the left, sums and differences."""
+    __slots__ = ("r", "m", "A", "c")
     __array_ufunc__ = None                                                   # arrays leave their operators to those below
 
-    def __init__(self, r=1, m=None, A=None, s=1, c=None):
-        self.r, self.m, self.A, self.s, self.c = r, m, A, s, c
+    def __init__(self, r=1, m=None, A=None, c=None):
+        self.r, self.m, self.A, self.c = r, m, A, c
 
-    read = property(lambda self: scaled(self.r, self.m))                     # r m
-    written = property(lambda self: scaled(self.s, self.c))                  # s c
+    @property
+    def read(self):
+        """r m."""
+        return self.m if self.m is None or is_one(self.r) else self.r * self.m
 
     def __rmatmul__(self, x):
         if self is UNKNOWN:
             return Affine(m=x)
         x = x if type(x).__module__ == "numpy" else array_module(x).ascontiguousarray(x)     # CuPy copies a transposed factor in every product
-        of = lambda r, y: None if y is None else (x if is_one(r) else x * r.mT) @ y
-        return Affine(m=of(self.r, self.m), c=of(self.s, self.c))
+        return Affine(m=None if self.m is None else (x if is_one(self.r) else x * self.r.mT) @ self.m, c=None if self.c is None else x @ self.c)
 
     def __mul__(self, x):
-        return Affine(x * self.r, self.m, None if self.A is None else x * self.A, x * self.s, self.c)
+        return Affine(x * self.r, self.m, *(None if part is None else x * part for part in (self.A, self.c)))
 
     def __add__(self, x):
         x = x if isinstance(x, Affine) else Affine(c=x)
-        return Affine(m=plus(self.read, x.read), A=plus(self.A, x.A), c=plus(self.written, x.written))
+        return Affine(m=plus(self.read, x.read), A=plus(self.A, x.A), c=plus(self.c, x.c))
 
     def __sub__(self, x):
         return self + -1 * x
 
     def __rsub__(self, x):
-        return Affine(-1 * self.r, self.m, None if self.A is None else -self.A, c=x if self.c is None else x - self.written)
+        return -1 * self + x
 
     __rmul__, __radd__ = __mul__, __add__
 
 
 def is_one(r):
     return isinstance(r, int) and r == 1
-
-
-def scaled(r, y):
-    return y if y is None or is_one(r) else r * y
 
 
 def plus(x, y):

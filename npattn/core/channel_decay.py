@@ -53,9 +53,10 @@ def products(f):
     a = fill(f, N, 1).copy()                                                 # N K   cut to token, for blocks of one token
     z = xp.ones_like(a)                                                      # N K   token to the next cut
     for h in sizes(1, N):
-        D.append((earlier(z, h).copy(), later(a, h).copy()))                 # (N/2h) h K each
-        earlier(z, h)[...] *= later(a, h)[..., -1:, :]                       # now for blocks of 2 h
-        later(a, h)[...] *= earlier(a, h)[..., -1:, :]
+        a0, a1, z0 = earlier(a, h), later(a, h), earlier(z, h)               # (N/2h) h K each
+        D.append((z0.copy(), a1.copy()))
+        z0 *= a1[..., -1:, :]                                                # now for blocks of 2 h
+        a1 *= a0[..., -1:, :]
     return D, a[..., :T, :], z[..., :T, :], a[..., -1:, :].mT
 
 
@@ -96,11 +97,12 @@ def scores_vjp(dP, q, k, D):
         q1, k0 = later(q, h), earlier(k, h)                                  # (N/2h) h K each
         dX10 = dX[..., h:, :h]                                               # (N/2h) h h     later rows, earlier columns
         dq1, dk0 = dX10 @ (k0 * z) * a, dX10.mT @ (q1 * a) * z               # (N/2h) h K each
-        later(dq, h)[...] += dq1
-        earlier(dk, h)[...] += dk0
+        into_q, into_k, into_g1, into_g0 = later(dq, h), earlier(dk, h), later(dg, h), earlier(dg, h)
+        into_q += dq1
+        into_k += dk0
         ones = xp.tril(xp.ones((h, h), dtype))                               # h h
-        later(dg, h)[...] += ones.mT @ (q1 * dq1)                            # (N/2h) h K     all i from the gate on
-        earlier(dg, h)[...] += xp.tril(ones, -1) @ (k0 * dk0)                # (N/2h) h K     all j before the gate
+        into_g1 += ones.mT @ (q1 * dq1)                                      # (N/2h) h K     all i from the gate on
+        into_g0 += xp.tril(ones, -1) @ (k0 * dk0)                            # (N/2h) h K     all j before the gate
         both = xp.stack([dX[..., :h, :h], dX[..., h:, h:]], -3)              # (N/2h) 2 h h   each block becomes two
         dX = both.reshape(dX.shape[:-3] + (N // h, h, h))                    # (N/h) h h
     dq, dk = dq + dX[..., 0] * k, dk + dX[..., 0] * q                        # N K each       blocks of one token: the diagonal

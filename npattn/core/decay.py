@@ -38,12 +38,13 @@ def products(f):
     for i in range(b):
         d[..., i, i] = 1
         d[..., i, :i] = rows[..., i, :] * d[..., i - 1, :i]
-    a = xp.cumprod(rows, axis=-2).reshape(f.shape)                           # N 1   cut to token, for blocks of b tokens
+    a = (rows[..., :1, :] * d[..., :1]).reshape(f.shape)                     # N 1   cut to token, for blocks of b tokens
     z = d[..., -1, :].reshape(f.shape)                                       # N 1   token to the next cut
     for h in sizes(b, N):
-        squares(D, 2 * h)[..., h:, :h] = later(a, h) * earlier(z, h).mT      # (N/2h) h h
-        earlier(z, h)[...] *= later(a, h)[..., -1:, :]                       # now for blocks of 2 h
-        later(a, h)[...] *= earlier(a, h)[..., -1:, :]
+        a0, a1, z0 = earlier(a, h), later(a, h), earlier(z, h)               # (N/2h) h 1 each
+        squares(D, 2 * h)[..., h:, :h] = a1 * z0.mT                          # (N/2h) h h
+        z0 *= a1[..., -1:, :]                                                # now for blocks of 2 h
+        a1 *= a0[..., -1:, :]
     return D[..., :T, :T], a[..., :T, :], z[..., :T, :], a[..., -1:, :]
 
 

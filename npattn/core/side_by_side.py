@@ -38,9 +38,9 @@ def chunk(matrix, axes, tokens, options, state, T, C):
         S = scan(erases, F, U, S, common(tokens, state))                     # n+1 ... K V
         read = o.read @ S[:-1]                                               # n ... C V
         if whole is None:
-            lead = numpy.broadcast_shapes(read.shape[1:-2], o.written.shape[1:-2])
-            whole = xp.empty(lead + (T, read.shape[-1]), numpy.result_type(read.dtype, o.written.dtype))
-        xp.add(read, o.written, out=divided(whole[..., b, :], -2, C, rank))
+            lead = numpy.broadcast_shapes(read.shape[1:-2], o.c.shape[1:-2])
+            whole = xp.empty(lead + (T, read.shape[-1]), numpy.result_type(read.dtype, o.c.dtype))
+        xp.add(read, o.c, out=divided(whole[..., b, :], -2, C, rank))
         S = S[-1]                                                            # ... K V
     return whole, of_rank(S, state_rank(axes, tokens, state)).copy()
 
@@ -73,7 +73,7 @@ def chunk_vjp(matrix, matrix_vjp, axes, do, tokens, options, state, dfinal_state
 def affine(matrix, inputs, options):
     """o, whether the blocks erase, F (n, ..., K, K) if they do, else (n, ..., K, 1) or (n, ..., 1, 1), and U (n, ..., K, V)."""
     o, last = matrix(**inputs, **options, state=UNKNOWN)
-    A, M, U, xp = last.A, last.read, last.written, array_module(last.c)
+    A, M, U, xp = last.A, last.read, last.c, array_module(last.c)
     if not hasattr(A, "shape"):
         A = xp.full((len(U),) + (1,) * (U.ndim - 1), A, U.dtype)
     if M is None:
@@ -109,8 +109,9 @@ def groups(T, C):
 
 
 def cut(tokens, axes, b, C, rank):
-    """Tokens `b` of every array, in blocks of C."""
-    return {name: divided(x, blocks.token_axis(axes[name]), C, rank) for name, x in blocks.cut(tokens, axes, b).items()}
+    """Tokens `b` of every array, in blocks of C; k in an array of its own, since CuPy would copy a view of it for every product."""
+    inputs = {name: divided(x, blocks.token_axis(axes[name]), C, rank) for name, x in blocks.cut(tokens, axes, b).items()}
+    return dict(inputs, k=inputs["k"].copy())
 
 
 def divided(x, axis, C, rank):

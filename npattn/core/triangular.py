@@ -24,8 +24,8 @@ def inverse(L):
     X = xp.zeros_like(L)                                                     # N N
     x, l = squares(X, b), squares(L, b)                                      # (N/b) b b each
     for j in range(b):                                                       # row j is finished: off all rows below it
-        x[..., j, j] = 1
-        x[..., j + 1:, :j + 1] -= l[..., j + 1:, j, None] * x[..., j, None, :j + 1]
+        x[..., j, j], below = 1, x[..., j + 1:, :j + 1]
+        below -= l[..., j + 1:, j, None] * x[..., j, None, :j + 1]
     for h in sizes(b, N):
         x, l = squares(X, 2 * h), squares(L, 2 * h)                          # (N/2h) 2h 2h each
         x[..., h:, :h] = -(x[..., h:, h:] @ (l[..., h:, :h] @ x[..., :h, :h]))
