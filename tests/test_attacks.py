@@ -486,3 +486,20 @@ def test_keys_and_values_lie_in_order():
     for form in FORMS:
         once = run(CATALOGUE["softmax_attention"], form, dict(q=q, k=k, v=v, state=Cache(heads * shared.k, shared.v)))[1]
         assert once.v.shape == (3, 14, 2) and once.k.flags.c_contiguous and once.v.flags.c_contiguous
+
+
+@pytest.mark.parametrize("lead", [(0, 2), (0, 1)])
+@pytest.mark.parametrize("row", CATALOGUE.values(), ids=CATALOGUE)
+def test_no_queries_but_a_gradient_of_the_last_state(row, lead):
+    """What the last state passes back does not depend on queries: q alone has an axis of length 0."""
+    x = row.arguments(np.random.default_rng(0), 5, lead=(2,), K=2, V=3)
+    o, last = row.module.loop(**x, **row.options)
+    dlast = map_state(lambda y: np.random.default_rng(1).standard_normal(y.shape), last)
+    wanted = row.module.loop_vjp(np.zeros_like(o), **x, **row.options, dfinal_state=dlast)
+    none = np.zeros(lead + x["q"].shape[1:])
+    for vjp, more in (row.module.loop_vjp, {}), (row.module.matrix_vjp, {}), (row.module.chunk_vjp, dict(chunk_size=2)):
+        got = vjp(np.zeros((0,) + o.shape), **dict(x, q=none), **row.options, **more, dfinal_state=dlast)
+        assert got["q"].shape == none.shape
+        for name in wanted.keys() - {"q"}:
+            for a, b in zip(leaves(got[name]), leaves(wanted[name]), strict=True):
+                assert a.shape == b.shape and np.abs(a - b).max() <= 1e-12 * (1 + np.abs(b).max()), name

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 import pytest
 
+from npattn import delta_rule, linear_attention
 from npattn.proof import SUPPORTED, derivatives, dual_gradient, fractions, grad, log, random_factors, random_fractions, tape, vjp
 
 rng = np.random.default_rng(1)
@@ -248,3 +249,17 @@ def test_truth_length_and_text():
         return x.real.sum()
 
     assert (grad(f)(A)[0] == 1).all()
+
+
+def test_loops_with_large_outer_products():
+    """One factor traced, the other not: loops take BLAS for large plain ones (core.arrays.outer)."""
+    x = np.random.default_rng(0).standard_normal((3, 64))
+    for f in (lambda y: linear_attention.loop(x, x, y)[0], lambda y: linear_attention.loop(x, y, x)[0]):
+        y, pull = vjp(f, x)
+        assert np.allclose(y, linear_attention.matrix(x, x, x)[0], rtol=1e-12) and pull(y)[0].shape == x.shape
+
+
+def test_views_by_strides_are_refused():
+    x = np.ones((3, 2))
+    with pytest.raises(TypeError, match="the tape: a traced array"):
+        vjp(lambda beta: delta_rule.matrix(x, x, x, beta=beta)[0], np.ones(3))

@@ -3,7 +3,8 @@
 Every line of a matrix form is affine in its first state S, so it can be worked out before S is known.  With UNKNOWN for a state `matrix` gives
 o and the last state as
 
-    x(S) = r m S + A S + c        m (..., T, K), c (..., T, V); r (..., T, 1), factors of rows, held back because they are smaller;
+    x(S) = r m S + A S + c        m (..., T, K), c (..., T, V); r (..., T, 1), a factor for each row of m, not multiplied in yet: the next
+                                  product takes it into its left factor, which has no more numbers than m;
                                   A (..., 1, 1) or (..., K, 1), how a last state fades, 1 if it does not
 
 None stands for a part that is not there.
@@ -27,7 +28,9 @@ class Affine:
     def __rmatmul__(self, x):
         if self is UNKNOWN:
             return Affine(m=x)
-        x = x if type(x).__module__ == "numpy" else array_module(x).ascontiguousarray(x)     # CuPy copies a transposed factor in every product
+        if self.A is not None:
+            raise TypeError("a matrix form multiplies by its first state, not by what becomes of it")
+        x = x if type(x).__module__ == "numpy" else array_module(x).ascontiguousarray(x)     # once: CuPy would copy it for each product
         return Affine(m=None if self.m is None else (x if is_one(self.r) else x * self.r.mT) @ self.m, c=None if self.c is None else x @ self.c)
 
     def __mul__(self, x):

@@ -18,7 +18,8 @@ def start(axes, q, k, v, *, scale, state, **others):
     """Check, then return (array module, scale times q, the state as arrays of the broadcast shape).
 
     Raises TypeError for what is missing or no array of floats, complex numbers or objects; ValueError for shapes that do not fit, for a log
-    gate that is positive or NaN, and for `scale` where the default is no exact number.  A mechanism without a scale passes 1.
+    gate that is positive or NaN, and for `scale` where the default is no exact number.  A mechanism without a scale passes 1.  A state that is
+    UNKNOWN (core.affine) passes as it is; who gives it has checked the arguments.
     """
     given = dict(q=q, k=k, v=v, **others)
     if state is not UNKNOWN:
@@ -39,11 +40,15 @@ def start_vjp(axes, do, q, k, v, *, scale, state, dfinal_state, **others):
     xp, lead = array_module(q, k, v), broadcast("o", given, axes, dict(state=first))
     whole = lead + tuple(sizes[x] for x in axes.get("o", "T V").split())
     check_fits("do", do.shape, whole)
+    query = q                                             # of no queries at all, one of zeros: what the last state passes back is not lost
+    if 0 in lead and 0 not in broadcast("o", {n: x for n, x in given.items() if n != "q"}, axes, dict(state=first)):
+        lead, whole = (tuple(n or 1 for n in shape[:len(lead)]) + shape[len(lead):] for shape in (lead, whole))
+        query, do = xp.zeros(tuple(n or 1 for n in q.shape[:-2]) + q.shape[-2:], q.dtype), xp.zeros(whole, do.dtype)
     if dfinal_state is None:
         dfinal_state = map_state(xp.zeros_like, first)
     for name, x, y in zip(leaf_names("dfinal_state", axes["state"]), leaves(dfinal_state), leaves(first)):
         check_fits(name, x.shape, y.shape)
-    scaled = q * scale_of(scale, q)
+    scaled = query * scale_of(scale, q)
     wide = numpy.result_type(dtype, *(x.dtype for x in (scaled, do, *leaves(dfinal_state))))     # one type for all, in every block
     do = widen(do if do.shape == whole else xp.broadcast_to(do, whole), wide)
     dfinal_state = own(map_state(lambda x, y, kind: given_once(widen(x, wide), y.shape, lead + tuple(sizes[n] for n in kind.split())),
@@ -53,7 +58,7 @@ def start_vjp(axes, do, q, k, v, *, scale, state, dfinal_state, **others):
         return [xp.zeros(lead + tuple(sizes[x] for x in axes[name].split()), wide) for name in axes if name != "state"]
 
     def back(**gradients):
-        gradients["q"] = gradients["q"] * scale_of(scale, q)
+        gradients["q"] = gradients["q"] * scale_of(scale, q) if query is q else xp.zeros_like(q)
         ends = dict(given, state=first if state is None else state)
         return {name: map_state(fit, gradients[name], ends[name]) for name in ends}
 

@@ -1,15 +1,15 @@
 """The matrix form block by block, the state carried: one lift for every recurrent mechanism.
 
-Blocks of 32 to 128 tokens stay in cache, so the readable form is the fast form; time is linear in T, and the memory beyond the output does
-not grow with it.  On a GPU all blocks are taken side by side instead: core/side_by_side.py.  What has become NaN or infinite in a block
-reaches all of its tokens, the earlier ones too, since 0 NaN is NaN; never an earlier block.
+Blocks of 32 to 64 tokens stay in cache, so the readable form is the fast form; time is linear in T, and the memory beyond the output does
+not grow with it; gradients keep one state a block.  On a GPU all blocks are taken side by side instead: core/side_by_side.py.
+What has become NaN or infinite in a block reaches all of its tokens, the earlier ones too, since 0 NaN is NaN; never an earlier block.
 """
 import functools
 import inspect
 
 from . import side_by_side
-from .arguments import check, leaf_names
-from .arrays import array_module
+from .arguments import check, first_state, fit, leaf_names, start_vjp
+from .arrays import array_module, sum_to
 from .kinds import count
 from .states import leaves
 
@@ -22,8 +22,11 @@ def chunk(matrix):
         """`matrix` on chunk_size tokens at a time, the state carried from block to block."""
         check_names(others)
         tokens, options = split(axes, dict(q=q, k=k, v=v, **others))
-        chunk_size, T, whole = count("chunk_size", chunk_size), check(axes, dict(tokens, state=state))["T"], None
+        chunk_size, whole = count("chunk_size", chunk_size), None
+        sizes = check(axes, dict(tokens, state=state))
+        T = sizes["T"]
         if T > chunk_size and side_by_side.applies(axes, q):
+            state, _ = first_state(axes, tokens, state, sizes)
             return side_by_side.chunk(matrix, axes, tokens, options, state, T, chunk_size)
         for b in blocks(T, chunk_size):
             o, state = matrix(**block(tokens, axes, b), **options, state=state)
@@ -45,9 +48,12 @@ def chunk_vjp(matrix, matrix_vjp):
         """`matrix_vjp` on chunk_size tokens at a time, last block first; one state is kept for each, the rest recomputed inside."""
         check_names(others)
         tokens, options = split(axes, dict(q=q, k=k, v=v, **others))
-        chunk_size, T = count("chunk_size", chunk_size), check(axes, dict(tokens, do=do, state=state, dfinal_state=dfinal_state))["T"]
+        chunk_size = count("chunk_size", chunk_size)
+        T = check(axes, dict(tokens, do=do, state=state, dfinal_state=dfinal_state))["T"]
         if T > chunk_size and side_by_side.applies(axes, q):
-            return side_by_side.chunk_vjp(matrix, matrix_vjp, axes, do, tokens, options, state, dfinal_state, T, chunk_size)
+            _, _, S, do, dS, _, _ = start_vjp(axes, do, **tokens, scale=options.get("scale"), state=state, dfinal_state=dfinal_state)
+            d, dS = side_by_side.chunk_vjp(matrix, matrix_vjp, axes, do, tokens, options, S, sum_to(dS, S.shape), T, chunk_size)
+            return dict(d, state=fit(dS, S if state is None else state))
         steps, states = list(blocks(T, chunk_size)), [state]
         deepest = max(x.ndim for x in (*tokens.values(), *leaves(state)))
         for b in steps[:-1]:
@@ -92,10 +98,7 @@ def token_axis(kind):
 
 
 def unread(q, b, n):
-    """Tokens `b` of q, zero times over: in front of up to n axes stands one of length 0.
-
-    With it a form computes the state alone, which no query changes.
-    """
+    """No queries at all, (0, 1, ..., tokens, K) with n axes of length 1: with them a form computes the state alone, which no query changes."""
     return array_module(q).empty((0,) + (1,) * n + (b.stop - b.start, q.shape[-1]), q.dtype)
 
 

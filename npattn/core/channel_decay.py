@@ -26,7 +26,8 @@ from .halves import earlier, fill, filled, later, sizes
 def decay(g):
     """The products that a matrix form needs, for log gates g (..., T, K).
 
-        D       the halves, for `scores`: a pair (z, a) for each size 1, 2, 4, ... of a half; if K = 1, a matrix (..., T, T)
+        D       the halves, for `scores`: a pair (z, a) for each size h = 1, 2, 4, ... of a half, (..., N / 2h, h, K) each;
+                if K = 1, a matrix (..., T, T)
         a[i]    = e^(g[0] + ... + g[i])                             first state to token i    (..., T, K)
         z[j]    = e^(g[j+1] + ... + g[T-1])                         token j to last state     (..., T, K)
         A       = e^(g[0] + ... + g[T-1])                           first state to last       (..., K, 1)

@@ -26,7 +26,7 @@ def decay(g):
 
 
 def products(f):
-    """`decay` from the factors f = e^g themselves: row by row in blocks of at most 8 tokens, blocks joined by halves.
+    """`decay` from the factors f = e^g themselves, (..., T): row by row in blocks of at most 8 tokens, blocks joined by halves (core.halves).
 
     A path from the earlier half to the later one is z of the one times a of the other.
     """
@@ -38,12 +38,12 @@ def products(f):
     for i in range(b):
         d[..., i, i] = 1
         d[..., i, :i] = rows[..., i, :] * d[..., i - 1, :i]
-    a = (rows[..., :1, :] * d[..., :1]).reshape(f.shape)                     # N 1   cut to token, for blocks of b tokens
-    z = d[..., -1, :].reshape(f.shape)                                       # N 1   token to the next cut
+    a = (rows[..., :1, :] * d[..., :1]).reshape(f.shape)                     # N 1   start of its block to token
+    z = d[..., -1, :].copy().reshape(f.shape)                                # N 1   token to end of its block; a copy, written to below
     for h in sizes(b, N):
         a0, a1, z0 = earlier(a, h), later(a, h), earlier(z, h)               # (N/2h) h 1 each
         squares(D, 2 * h)[..., h:, :h] = a1 * z0.mT                          # (N/2h) h h
-        z0 *= a1[..., -1:, :]                                                # now for blocks of 2 h
+        z0 *= a1[..., -1:, :]                                                # now of blocks of 2 h
         a1 *= a0[..., -1:, :]
     return D[..., :T, :T], a[..., :T, :], z[..., :T, :], a[..., -1:, :]
 
@@ -63,9 +63,3 @@ def crossing(W, first, last, through):
     ahead = xp.triu(one) @ W                                                 # T T   [t, j]: sum over i >= t
     ends = first[..., None, :] @ xp.tril(one) + last[..., None, :] @ xp.triu(one, 1)               # 1 T
     return xp.tril(ahead, -1).sum(-1) + ends[..., 0, :] + through
-
-
-def decay_vjp(dD, da, dz, dA, g):
-    """dg from the gradients of the four products."""
-    D, a, z, A = decay(g)
-    return crossing(dD * D, (da * a)[..., 0], (dz * z)[..., 0], (dA * A)[..., 0])

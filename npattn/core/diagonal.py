@@ -17,14 +17,14 @@ from .channel_decay import crossing, products, scores, scores_vjp
 
 def matrix(q, k, v, *, f, state):
     """Returns o (..., T, V) and the last state."""
-    D, a, z, A = products(f)                                                 # halves, T K, T K, K 1
+    D, a, z, A = products(f)                                                 # halves, T K, T K, K 1   of one gate for all: T T, T 1, T 1, 1 1
     P = scores(q, k, D)                                                      # T T
     return (a * q) @ state + P @ v, A * state + (z * k).mT @ v               # T V, K V
 
 
 def matrix_vjp(do, q, k, v, *, f, state, dfinal_state):
     """Gradients of sum(o do) + sum(last state dfinal_state), by name; that of the decays is `g`, for their logarithms, shaped like f."""
-    D, a, z, A = products(f)                                                 # halves, T K, T K, K 1
+    D, a, z, A = products(f)                                                 # halves, T K, T K, K 1   of one gate for all: T T, T 1, T 1, 1 1
     P, dP = scores(q, k, D), do @ v.mT                                       # T T, T T
     dq, dk, dg_qk = scores_vjp(dP, q, k, D)                                  # T K each   through P
     read, write = a * (do @ state.mT), z * (v @ dfinal_state.mT)             # T K, T K   through the first and the last state

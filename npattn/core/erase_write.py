@@ -6,8 +6,7 @@
     o[t] = S[t]^T q[t]                           read
 
 Every mechanism of this kind is a map onto it, gates of values and keys already multiplied in: the gated delta rule is e = beta k,
-v = beta v.  The gradients come back along the same map.  Here stands what all of them share, all tokens at once; each shows its own loop.
-All tokens at once,
+v = beta v.  The gradients come back along the same map.  Here stands what all of them share; each shows its own loop.  All tokens at once,
 
     (I + L) u = v - (a e) S,   L[i, j] = sum over channels of e[i] k[j] f[j+1] ... f[i] below the diagonal,
 
@@ -26,7 +25,7 @@ from .triangular import inverse
 
 def matrix(q, k, v, *, e, f, state):
     """Returns o (..., T, V) and the last state."""
-    D, a, z, A = products(f)                                                 # halves, T K, T K, K 1
+    D, a, z, A = products(f)                                                 # halves, T K, T K, K 1   of one gate for all: T T, T 1, T 1, 1 1
     P, L = scores(q, k, D), scores(e, k, D)                                  # T T, T T
     u = inverse(L) @ (v - (a * e) @ state)                                   # T V   reads what is below the diagonal of L
     return (a * q) @ state + P @ u, A * state + (z * k).mT @ u               # T V, K V
@@ -34,7 +33,7 @@ def matrix(q, k, v, *, e, f, state):
 
 def matrix_vjp(do, q, k, v, *, e, f, state, dfinal_state):
     """Gradients of sum(o do) + sum(last state dfinal_state), by name; that of the decays is `g`, for their logarithms, shaped like f."""
-    D, a, z, A = products(f)                                                 # halves, T K, T K, K 1
+    D, a, z, A = products(f)                                                 # halves, T K, T K, K 1   of one gate for all: T T, T 1, T 1, 1 1
     P, L = scores(q, k, D), scores(e, k, D)                                  # T T, T T
     X = inverse(L)                                                           # T T   reads what is below the diagonal
     u = X @ (v - (a * e) @ state)                                            # T V

@@ -31,62 +31,67 @@ def applies(axes, x):
 
 
 def chunk(matrix, axes, tokens, options, state, T, C):
-    """(o, state): as `blocks.chunk`, of the arguments `tokens`, which have a token axis."""
-    xp, S, whole, rank = array_module(tokens["q"]), state, None, deepest(axes, tokens, state)
-    for b, C in groups(T, C):
-        o, erases, F, U = affine(matrix, cut(tokens, axes, b, C, rank), options)
-        S = scan(erases, F, U, S, common(tokens, state))                     # n+1 ... K V
+    """(o, state): as `blocks.chunk`, of the arguments `tokens`, which have a token axis, and of a whole first state."""
+    xp, rank, S, whole = array_module(tokens["q"]), deepest(axes, tokens, state), state, None
+    for b, size in groups(T, C):
+        o, erases, F, U = affine(matrix, cut(tokens, axes, b, size, rank), options)
+        S = scan(erases, F, U, of_rank(S, rank))                             # n+1 ... K V
         read = o.read @ S[:-1]                                               # n ... C V
         if whole is None:
             lead = numpy.broadcast_shapes(read.shape[1:-2], o.c.shape[1:-2])
             whole = xp.empty(lead + (T, read.shape[-1]), numpy.result_type(read.dtype, o.c.dtype))
-        xp.add(read, o.c, out=divided(whole[..., b, :], -2, C, rank))
+        xp.add(read, o.c, out=divided(whole[..., b, :], -2, size, rank))
         S = S[-1]                                                            # ... K V
-    return whole, of_rank(S, state_rank(axes, tokens, state)).copy()
+    return whole, S.reshape(state.shape).copy()
 
 
 def chunk_vjp(matrix, matrix_vjp, axes, do, tokens, options, state, dfinal_state, T, C):
-    """The gradients by name: as `blocks.chunk_vjp`."""
-    xp, S, whole, rank, kept = array_module(tokens["q"]), state, {}, deepest(axes, tokens, state), []
-    for b, C in groups(T, C):
-        o, erases, F, U = affine(matrix, cut(tokens, axes, b, C, rank), options)
-        S = scan(erases, F, U, S, common(tokens, state))                     # n+1 ... K V
-        dread = sum_to(o.read.mT @ divided(do[..., b, :], -2, C, rank), S[1:].shape)         # n ... K V
-        kept.append((b, C, S[:-1], erases, F, dread))
+    """(the gradients of `tokens` by name, that of the state): as `blocks.chunk_vjp`, of whole do, state and dfinal_state."""
+    xp, rank, S, kept, whole = array_module(tokens["q"]), deepest(axes, tokens, state), state, [], {}
+    for b, size in groups(T, C):
+        o, erases, F, U = affine(matrix, cut(tokens, axes, b, size, rank), options)
+        S = scan(erases, F, U, of_rank(S, rank))                             # n+1 ... K V
+        dread = sum_to(o.read.mT @ divided(do[..., b, :], -2, size, rank), S[1:].shape)      # n ... K V   O^T do
+        kept.append((b, size, S[:-1], erases, F, dread))
         S = S[-1]                                                            # ... K V
-    dS = xp.zeros_like(S) if dfinal_state is None else dfinal_state
+    dS = of_rank(dfinal_state, rank)
     while kept:
-        b, C, S, erases, F, dread = kept.pop()
-        F = F.mT.copy() if erases else F
-        dS = scan(erases, F, dread, dS, common(tokens, state), backwards=True)               # n+1 ... K V
-        d = matrix_vjp(divided(do[..., b, :], -2, C, rank), **cut(tokens, axes, b, C, rank), **options, state=S, dfinal_state=dS[1:])
+        b, size, S, erases, F, dread = kept.pop()
+        F = F.mT.copy() if erases else F                                     # one copy, which CuPy would make block by block
+        dS = scan(erases, F, dread, dS, backwards=True)                      # n+1 ... K V
+        d = matrix_vjp(divided(do[..., b, :], -2, size, rank), **cut(tokens, axes, b, size, rank), **options, state=S, dfinal_state=dS[1:])
         for name, x in tokens.items():
             if name not in whole:
                 whole[name] = xp.empty(x.shape, d[name].dtype)
-            divided(whole[name][blocks.at(axes[name], b)], blocks.token_axis(axes[name]), C, rank)[...] = d[name]
+            divided(whole[name][blocks.at(axes[name], b)], blocks.token_axis(axes[name]), size, rank)[...] = d[name]
         dS = dS[0]                                                           # ... K V
-    if state is not None:
-        return dict(whole, state=sum_to(dS, state.shape).astype(state.dtype))
-    return dict(whole, state=of_rank(dS, state_rank(axes, tokens, state)).copy())
+    return whole, dS.reshape(state.shape)
 
 
 def affine(matrix, inputs, options):
-    """o, whether the blocks erase, F (n, ..., K, K) if they do, else (n, ..., K, 1) or (n, ..., 1, 1), and U (n, ..., K, V)."""
+    """(o, erases, F, U) of all blocks, before their states are known.
+
+    o is an Affine: O_n is o.read, o_n is o.c.  F is (n, ..., K, K) if the blocks erase, else (n, ..., K, 1) or (n, ..., 1, 1); U (n, ..., K, V).
+    """
     o, last = matrix(**inputs, **options, state=UNKNOWN)
     A, M, U, xp = last.A, last.read, last.c, array_module(last.c)
     if not hasattr(A, "shape"):
-        A = xp.full((len(U),) + (1,) * (U.ndim - 1), A, U.dtype)
+        A = xp.full((len(U),) + (1,) * (U.ndim - 1), A, (U if M is None else M).dtype)
     if M is None:
         return o, False, A, U
-    M.reshape(M.shape[:-2] + (-1,))[..., ::M.shape[-1] + 1] += A[..., 0]     # on the diagonal
+    K = M.shape[-1]
+    M.reshape(M.shape[:-2] + (K * K,))[..., ::K + 1] += A[..., 0]            # on the diagonal of M, through a view
     return o, True, M, U
 
 
-def scan(erases, F, U, S, dtype, backwards=False):
-    """S[0] = S, S[n+1] = F_n S[n] + U_n: (n+1, ..., K, V), of `dtype` or wider; backwards S[N] = S, S[n] = F_n S[n+1] + U_n.  S None is zeros."""
-    xp, N, lead = array_module(U), len(U), numpy.broadcast_shapes(F.shape[1:-2], U.shape[1:-2], () if S is None else S.shape[:-2])
-    states = xp.empty((N + 1,) + lead + U.shape[-2:], numpy.result_type(dtype, F.dtype, U.dtype, *([] if S is None else [S.dtype])))
-    states[N if backwards else 0] = 0 if S is None else S
+def scan(erases, F, U, S, backwards=False):
+    """S[0] = S, S[n+1] = F_n S[n] + U_n; backwards S[N] = S, S[n] = F_n S[n+1] + U_n.
+
+    F and U as `affine` gives them, of N blocks; S (..., K, V).  Returns (N+1, ..., K, V), of S's type or wider.
+    """
+    xp, N = array_module(U), len(U)
+    states = xp.empty((N + 1,) + S.shape, numpy.result_type(S.dtype, F.dtype, U.dtype))
+    states[N if backwards else 0] = S
     for n in reversed(range(N)) if backwards else range(N):
         before, after = (states[n + 1], states[n]) if backwards else (states[n], states[n + 1])
         (xp.matmul if erases else xp.multiply)(F[n], before, out=after)
@@ -109,9 +114,13 @@ def groups(T, C):
 
 
 def cut(tokens, axes, b, C, rank):
-    """Tokens `b` of every array, in blocks of C; k in an array of its own, since CuPy would copy a view of it for every product."""
+    """Tokens `b` of every array, in blocks of C.
+
+    k in an array of its own, since CuPy would copy a view of it for every product; and what runs backwards, since CuPy's products take no
+    negative stride along an axis of length 1.
+    """
     inputs = {name: divided(x, blocks.token_axis(axes[name]), C, rank) for name, x in blocks.cut(tokens, axes, b).items()}
-    return dict(inputs, k=inputs["k"].copy())
+    return {name: x.copy() if name == "k" or min(x.strides) < 0 else x for name, x in inputs.items()}
 
 
 def divided(x, axis, C, rank):
@@ -121,21 +130,11 @@ def divided(x, axis, C, rank):
     return array_module(x).moveaxis(x, rank, 0)
 
 
-def common(tokens, state):
-    """The type that holds them all."""
-    return numpy.result_type(*(x.dtype for x in (*tokens.values(), state) if x is not None))
-
-
 def deepest(axes, tokens, state):
     """How many leading axes they have at most."""
-    return max(x.ndim - len(axes[name].split()) for name, x in dict(tokens, state=state).items() if x is not None)
-
-
-def state_rank(axes, tokens, state):
-    """How many leading axes a state has: q has no part in it."""
-    return deepest(axes, {name: x for name, x in tokens.items() if name != "q"}, state)
+    return max(x.ndim - len(axes[name].split()) for name, x in dict(tokens, state=state).items())
 
 
 def of_rank(S, rank):
-    """S (..., K, V) without the axes of length 1 in front of its `rank` leading axes."""
-    return S.reshape(S.shape[S.ndim - 2 - rank:])
+    """S (..., K, V) with axes of length 1 in front, to make `rank` leading axes."""
+    return S.reshape((1,) * (rank + 2 - S.ndim) + S.shape)

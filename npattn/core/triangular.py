@@ -11,8 +11,8 @@ def inverse(L):
 
     What stands on or above the diagonal of L is not read.
 
-        [A 0]^-1   [ A^-1          0   ]
-        [B D]    = [-D^-1 B A^-1   D^-1]
+                   [E 0]^-1   [ E^-1          0   ]
+        I + L   =  [B F]    = [-F^-1 B E^-1   F^-1]
 
     >>> import numpy as np
     >>> inverse(np.array([[0., 0, 0], [2, 0, 0], [0, 3, 0]])).tolist()
@@ -23,21 +23,11 @@ def inverse(L):
     L = fill(fill(L, N, 0), N, 0, axis=-1)                                   # N N
     X = xp.zeros_like(L)                                                     # N N
     x, l = squares(X, b), squares(L, b)                                      # (N/b) b b each
-    for j in range(b):                                                       # row j is finished: off all rows below it
-        x[..., j, j], below = 1, x[..., j + 1:, :j + 1]
+    for j in range(b):                                                       # row j is finished: take L[i, j] of it off every row i below
+        x[..., j, j] = 1
+        below = x[..., j + 1:, :j + 1]
         below -= l[..., j + 1:, j, None] * x[..., j, None, :j + 1]
     for h in sizes(b, N):
         x, l = squares(X, 2 * h), squares(L, 2 * h)                          # (N/2h) 2h 2h each
         x[..., h:, :h] = -(x[..., h:, h:] @ (l[..., h:, :h] @ x[..., :h, :h]))
     return X[..., :C, :C]
-
-
-def solve(L, b):
-    """x with (I + L) x = b:  L (..., C, C) strictly lower, b (..., C, V)."""
-    return inverse(L) @ b
-
-
-def solve_vjp(dx, L, x):
-    """Gradients (dL, db) of sum(x dx) where x = solve(L, b):  db = (I + L)^-T dx,  dL = -db x^T below the diagonal."""
-    db = inverse(L).mT @ dx                                                  # C V
-    return array_module(L).tril(-(db @ x.mT), -1), db                        # C C, C V

@@ -35,7 +35,8 @@ def loop(q, k, v, *, g, beta, scale=None, state=None):
 
 
 def matrix(q, k, v, *, g, beta, scale=None, state=None):
-    """All tokens at once: the writes d = beta e solve (I + L) d = beta (v - (a k) S), L = beta M below the diagonal.
+    """All tokens at once: the writes d = beta e solve (I + L) d = beta (v - (a k) S), L = beta M below the diagonal,
+    M[i, j] = k[i] . k[j], decayed from j to i.
 
     Decays: D token to token, by halves, for `scores`; a first state to token, z token to last state, A first state to last.
     """

@@ -103,6 +103,10 @@ class Traced(NDArrayOperatorsMixin):
     def __setitem__(self, index, value):
         raise TypeError("the tape: a traced array cannot be assigned into; use concatenate, stack or where")
 
+    @property
+    def strides(self):
+        raise TypeError("the tape: a traced array has no strides, for views that are written to; of a mechanism it differentiates `loop`")
+
     def __len__(self): return len(self.value)
     def __bool__(self): return bool(self.value)
     def __repr__(self): return f"Traced({self.value!r})"
