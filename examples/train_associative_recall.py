@@ -1,17 +1,21 @@
 """Train two tiny language models on multi-query associative recall: linear attention, which only adds, and the gated delta rule, which corrects.
 
-A sequence is a list of pairs, key value key value …, then keys alone, each of which is to be answered with its value.  Some keys come twice, with another
-value the second time: the latest counts.  Linear attention keeps the sum of both, and of whatever else is near; the delta rule takes the old value out.
+A sequence is a list of pairs, key value key value …, then keys alone, each of which is to be answered with its value.  Some keys come twice,
+with another value the second time: the latest counts.  Linear attention keeps the sum of both, and of whatever else is near; the delta rule
+takes the old value out.
 
 Both models are the same but for the rule: embedding, one layer (convolution over queries, keys and values, rule, norm, SwiGLU, each on the normed
 stream), head.  Every gradient is derived by hand, from npattn's parts; the optimiser is written out below.
 
-    python examples/train_associative_recall.py              40 seconds on two cores
+    python examples/train_associative_recall.py              half a minute
     python examples/train_associative_recall.py --steps 20   a glimpse
 """
 import argparse
+import os
 import sys
 import time
+
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")       # before NumPy: on products as small as these, threads mostly wait for each other
 
 import numpy as np
 

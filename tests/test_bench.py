@@ -220,4 +220,4 @@ def test_threads_of_blas(monkeypatch):
     module = ModuleType("threadpoolctl")
     module.threadpool_info = lambda: info
     monkeypatch.setitem(sys.modules, "threadpoolctl", module)
-    assert machine.blas().endswith(", 3 threads, kernels for Zen, OPENBLAS_NUM_THREADS=1")
+    assert machine.blas().endswith(", threads 3, kernels for Zen, OPENBLAS_NUM_THREADS=1")

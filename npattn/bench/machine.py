@@ -47,7 +47,7 @@ def blas():
     given = [f"{name}={os.environ[name]}" for name in VARIABLES if os.environ.get(name)]
     try:
         from threadpoolctl import threadpool_info
-        found = [f"{x['num_threads']} threads, kernels for {x.get('architecture', 'unknown')}" for x in threadpool_info()
+        found = [f"threads {x['num_threads']}, kernels for {x.get('architecture', 'unknown')}" for x in threadpool_info()
                  if x["user_api"] == "blas" and "numpy" in x["filepath"]]
     except ImportError:
         found = [] if any("NUM_THREADS" in x for x in given) else ["as many threads as cores, for no variable sets it"]

@@ -29,7 +29,7 @@ def chunk(matrix):
             state, _ = first_state(axes, tokens, state, sizes)
             return side_by_side.chunk(matrix, axes, tokens, options, state, T, chunk_size)
         for b in blocks(T, chunk_size):
-            o, state = matrix(**block(tokens, axes, b), **options, state=state)
+            o, state = matrix(**cut(tokens, axes, b), **options, state=state)
             if whole is None:
                 if T <= chunk_size:
                     return o, state
@@ -57,10 +57,10 @@ def chunk_vjp(matrix, matrix_vjp):
         steps, states = list(blocks(T, chunk_size)), [state]
         deepest = max(x.ndim for x in (*tokens.values(), *leaves(state)))
         for b in steps[:-1]:
-            states.append(matrix(**dict(block(tokens, axes, b), q=unread(q, b, deepest)), **options, state=states[-1])[1])
+            states.append(matrix(**dict(cut(tokens, axes, b), q=unread(q, b, deepest)), **options, state=states[-1])[1])
         whole = {}
         for b in reversed(steps):
-            d = matrix_vjp(do[..., b, :], **block(tokens, axes, b), **options, state=states.pop(), dfinal_state=dfinal_state)
+            d = matrix_vjp(do[..., b, :], **cut(tokens, axes, b), **options, state=states.pop(), dfinal_state=dfinal_state)
             dfinal_state = d.pop("state")
             if T <= chunk_size:
                 return dict(d, state=dfinal_state)
@@ -111,12 +111,6 @@ def split(axes, arguments):
 def cut(tokens, axes, b):
     """Tokens `b` of every array."""
     return {name: x[at(axes[name], b)] for name, x in tokens.items()}
-
-
-def block(tokens, axes, b):
-    """The same, k copied: products use it first, and without the copy they would fetch it from memory piece by piece (5 % of all time)."""
-    inputs = cut(tokens, axes, b)
-    return dict(inputs, k=inputs["k"].copy())
 
 
 def named(name, of):

@@ -39,7 +39,7 @@ def matrix(q, k, v, *, beta, scale=None, state=None):
     """
     xp, q, S = start(AXES, q, k, v, beta=beta, scale=scale, state=state)
     b = beta[..., None]                                                      # T 1
-    kT = k.mT.copy()                                                         # K T   not a view: products with one take up to twice as long
+    kT = k.mT.copy()                                                         # K T   copied: with a view on the right, BLAS takes up to twice as long
     P, M = xp.tril(q @ kT), k @ kT                                           # T T, T T
     X = inverse(b * M)                                                       # T T   reads what is below the diagonal
     d = X @ (b * (v - k @ S))                                                # T V
@@ -79,7 +79,7 @@ def matrix_vjp(do, q, k, v, *, beta, scale=None, state=None, dfinal_state=None):
     """The same gradients, all tokens at once: linear attention backwards to dd, the triangular system by its transpose."""
     xp, q, S, do, dS, _, back = start_vjp(AXES, do, q, k, v, beta=beta, scale=scale, state=state, dfinal_state=dfinal_state)
     b = beta[..., None]                                                      # T 1
-    kT = k.mT.copy()                                                         # K T   not a view: products with one take up to twice as long
+    kT = k.mT.copy()                                                         # K T   copied: with a view on the right, BLAS takes up to twice as long
     P, M = xp.tril(q @ kT), k @ kT                                           # T T, T T
     X = inverse(b * M)                                                       # T T   reads what is below the diagonal
     y = v - k @ S                                                            # T V   the error left by the first state alone
@@ -87,7 +87,7 @@ def matrix_vjp(do, q, k, v, *, beta, scale=None, state=None, dfinal_state=None):
 
     dd = X.mT @ (P.mT @ do + k @ dS)                                         # T V   (I + L)^T dd = what d meets later
     de = b * dd                                                              # T V
-    dT = d.mT.copy()                                                         # V T
+    dT = d.mT.copy()                                                         # V T   likewise
     dP, dL = do @ dT, xp.tril(-(dd @ dT), -1)                                # T T, T T
     dqk, dkk = xp.tril(dP), b * dL                                           # T T, T T   adjoints of q k^T and k k^T
     read, predict, write = do @ S.mT, de @ S.mT, d @ dS.mT                   # T K each   through the first state, and the last

@@ -42,7 +42,7 @@ def matrix(q, k, v, *, g, beta, scale=None, state=None):
     xp, q, S = start(AXES, q, k, v, g=g, beta=beta, scale=scale, state=state)
     D, a, z, A = decay(g)                                                    # T T, T 1, T 1, 1 1
     b = beta[..., None]                                                      # T 1
-    kT = k.mT.copy()                                                         # K T   not a view: products with one take up to twice as long
+    kT = k.mT.copy()                                                         # K T   copied: with a view on the right, BLAS takes up to twice as long
     P, M = q @ kT * D, k @ kT * D                                            # T T, T T
     X = inverse(b * M)                                                       # T T   reads what is below the diagonal
     d = X @ (b * (v - a * (k @ S)))                                          # T V
@@ -87,7 +87,7 @@ def matrix_vjp(do, q, k, v, *, g, beta, scale=None, state=None, dfinal_state=Non
     xp, q, S, do, dS, _, back = start_vjp(AXES, do, q, k, v, g=g, beta=beta, scale=scale, state=state, dfinal_state=dfinal_state)
     D, a, z, A = decay(g)                                                    # T T, T 1, T 1, 1 1
     b = beta[..., None]                                                      # T 1
-    kT = k.mT.copy()                                                         # K T   not a view: products with one take up to twice as long
+    kT = k.mT.copy()                                                         # K T   copied: with a view on the right, BLAS takes up to twice as long
     P, M = q @ kT * D, k @ kT * D                                            # T T, T T
     X = inverse(b * M)                                                       # T T   reads what is below the diagonal
     y = v - a * (k @ S)                                                      # T V   the error left by the first state alone
@@ -95,7 +95,7 @@ def matrix_vjp(do, q, k, v, *, g, beta, scale=None, state=None, dfinal_state=Non
 
     dd = X.mT @ (P.mT @ do + z * (k @ dS))                                   # T V   (I + L)^T dd = what d meets later
     de = b * dd                                                              # T V
-    dT = d.mT.copy()                                                         # V T
+    dT = d.mT.copy()                                                         # V T   likewise
     dP, dL = do @ dT, xp.tril(-(dd @ dT), -1)                                # T T, T T
     dqk, dkk = dP * D, b * dL * D                                            # T T, T T   adjoints of q k^T and k k^T
     read, predict, write = (a * do) @ S.mT, (a * de) @ S.mT, z * (d @ dS.mT) # T K each   through the first state, and the last

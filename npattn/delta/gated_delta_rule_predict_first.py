@@ -45,7 +45,7 @@ def matrix(q, k, v, *, g, beta, scale=None, state=None):
     D, a, z, A = decay(g)                                                    # T T, T 1, T 1, 1 1
     E, p = shift(D), shift(a, first=1)                                       # T T, T 1
     b = beta[..., None]                                                      # T 1
-    kT = k.mT.copy()                                                         # K T   not a view: products with one take up to twice as long
+    kT = k.mT.copy()                                                         # K T   copied: with a view on the right, BLAS takes up to twice as long
     P, M = q @ kT * D, k @ kT * E                                            # T T, T T
     X = inverse(b * M)                                                       # T T
     d = X @ (b * (v - p * (k @ S)))                                          # T V
@@ -91,7 +91,7 @@ def matrix_vjp(do, q, k, v, *, g, beta, scale=None, state=None, dfinal_state=Non
     D, a, z, A = decay(g)                                                    # T T, T 1, T 1, 1 1
     E, p = shift(D), shift(a, first=1)                                       # T T, T 1
     b = beta[..., None]                                                      # T 1
-    kT = k.mT.copy()                                                         # K T   not a view: products with one take up to twice as long
+    kT = k.mT.copy()                                                         # K T   copied: with a view on the right, BLAS takes up to twice as long
     P, M = q @ kT * D, k @ kT * E                                            # T T, T T
     X = inverse(b * M)                                                       # T T
     y = v - p * (k @ S)                                                      # T V   the error left by the first state alone
@@ -99,7 +99,7 @@ def matrix_vjp(do, q, k, v, *, g, beta, scale=None, state=None, dfinal_state=Non
 
     dd = X.mT @ (P.mT @ do + z * (k @ dS))                                   # T V   (I + L)^T dd = what d meets later
     de = b * dd                                                              # T V
-    dT = d.mT.copy()                                                         # V T
+    dT = d.mT.copy()                                                         # V T   likewise
     dP, dL = do @ dT, -(dd @ dT)                                             # T T, T T
     dqk, dkk = dP * D, b * dL * E                                            # T T, T T   adjoints of q k^T and k k^T
     read, predict, write = (a * do) @ S.mT, (p * de) @ S.mT, z * (d @ dS.mT) # T K each   through the first state, and the last

@@ -30,8 +30,9 @@ def loop(q, k, v, *, scale=None, state=None):
 def matrix(q, k, v, *, scale=None, state=None):
     """All tokens at once: every token reads the first state, and what the tokens up to itself wrote."""
     xp, q, S = start(AXES, q, k, v, scale=scale, state=state)
-    P = xp.tril(q @ k.mT)                                                    # T T
-    return q @ S + P @ v, S + k.mT @ v                                       # T V, K V
+    kT = k.mT.copy()                                                         # K T   copied: with a view on the right, BLAS takes up to twice as long
+    P = xp.tril(q @ kT)                                                      # T T
+    return q @ S + P @ v, S + kT @ v                                         # T V, K V
 
 
 def loop_vjp(do, q, k, v, *, scale=None, state=None, dfinal_state=None):

@@ -39,9 +39,10 @@ def loop(q, k, v, *, eps=0, state=None):
 def matrix(q, k, v, *, eps=0, state=None):
     """All tokens at once: the weights P, and their row sums."""
     xp, q, (S, z) = start(AXES, q, k, v, scale=1, state=state)
-    P = xp.tril(q @ k.mT)                                                    # T T
+    kT = k.mT.copy()                                                         # K T   copied: with a view on the right, BLAS takes up to twice as long
+    P = xp.tril(q @ kT)                                                      # T T
     n = P.sum(-1, keepdims=True) + q @ z[..., None] + number("eps", eps, q)  # T 1
-    return divide(q @ S + P @ v, n), Normalized(S + k.mT @ v, z + k.sum(-2)) # T V, K V and K
+    return divide(q @ S + P @ v, n), Normalized(S + kT @ v, z + k.sum(-2))   # T V, K V and K
 
 
 def loop_vjp(do, q, k, v, *, eps=0, state=None, dfinal_state=None):
