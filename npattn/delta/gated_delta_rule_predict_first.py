@@ -101,9 +101,11 @@ def matrix_vjp(do, q, k, v, *, g, beta, scale=None, state=None, dfinal_state=Non
     de = b * dd                                                              # T V
     dT = d.mT.copy()                                                         # V T   likewise
     dP, dL = do @ dT, -(dd @ dT)                                             # T T, T T
-    dqk, dkk = dP * D, b * dL * E                                            # T T, T T   adjoints of q k^T and k k^T
-    read, predict, write = (a * do) @ S.mT, (p * de) @ S.mT, z * (d @ dS.mT) # T K each   through the first state, and the last
-    dg = crossing(dP * P + shift_vjp(b * dL * M),                            # token to token
+    dM = b * dL                                                              # T T
+    dqk, dkk = dP * D, dM * E                                                # T T, T T   adjoints of q k^T and k k^T
+    do0, de0 = a * do, p * de                                                # T V, T V   as they come to the first state
+    read, predict, write = do0 @ S.mT, de0 @ S.mT, z * (d @ dS.mT)           # T K each   through the first state, and the last
+    dg = crossing(dP * P + shift_vjp(dM * M),                                # token to token
                   (q * read - shift_vjp(k * predict)).sum(-1),               # first state to token: sum of do a (q S), which is q . read
                   (k * write).sum(-1),                                       # token to last state
                   (A * S * dS).sum((-1, -2), keepdims=True)[..., 0])         # first state to last state
@@ -112,7 +114,7 @@ def matrix_vjp(do, q, k, v, *, g, beta, scale=None, state=None, dfinal_state=Non
                 v=de,
                 g=dg,
                 beta=(dd * y).sum(-1) + (dL * M).sum(-1),
-                state=q.mT @ (a * do) - kT @ (p * de) + A * dS)
+                state=q.mT @ do0 - kT @ de0 + A * dS)
 
 
 def shift(x, first=0):
