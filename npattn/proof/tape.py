@@ -17,6 +17,7 @@ Answered as plain arrays: all any argmax argmin argsort array_equal count_nonzer
     isfinite isinf isnan less less_equal logical_and logical_not logical_or ndim not_equal ones_like result_type shape sign size zeros_like.
 Any other function raises a TypeError that names it.
 """
+import operator
 from numbers import Number
 
 import numpy as np
@@ -104,17 +105,12 @@ class Traced(NDArrayOperatorsMixin):
         raise TypeError("the tape: a traced array cannot be assigned into; use concatenate, stack or where")
 
     @property
-    def strides(self):
-        raise TypeError("the tape: a traced array has no strides, for views that are written to; of a mechanism it differentiates `loop`")
+    def strides(self): raise TypeError("the tape: a traced array has no strides; of a mechanism it differentiates `loop`")
 
     def __len__(self): return len(self.value)
     def __bool__(self): return bool(self.value)
     def __repr__(self): return f"Traced({self.value!r})"
 
-    shape = property(lambda self: self.value.shape)
-    ndim = property(lambda self: self.value.ndim)
-    size = property(lambda self: self.value.size)
-    dtype = property(lambda self: self.value.dtype)
     T = property(lambda self: np.transpose(self))
     mT = property(lambda self: np.matrix_transpose(self))
     real = property(lambda self: self.value.real if self.dtype.kind == "c" else self)
@@ -127,6 +123,8 @@ def method(function):
     return lambda self, *args, **kwargs: function(self, *args, **kwargs)
 
 
+for name in "shape", "ndim", "size", "dtype":
+    setattr(Traced, name, property(operator.attrgetter(f"value.{name}")))
 for name in "all any argmax argmin argsort copy cumprod cumsum diagonal max mean min prod ravel repeat squeeze sum swapaxes take".split():
     setattr(Traced, name, method(getattr(np, name)))
 
