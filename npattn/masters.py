@@ -5,7 +5,7 @@ makes the pair (matrix, matrix_vjp) of a mechanism, without a scale; `fade` give
 are such maps in their own files.
 """
 from .core import diagonal, erase_write
-from .core.arrays import array_module
+from .core.arrays import array_module, dot
 from .core.states import Normalized
 
 
@@ -44,7 +44,7 @@ def corrects(fade):
     def matrix_vjp(do, *, beta, state, dfinal_state, **x):
         d = erase_write.matrix_vjp(do, **arguments(beta, x), state=state, dfinal_state=dfinal_state)
         b = beta[..., None]                                                  # T 1
-        dbeta = (x["k"] * d["e"]).sum(-1) + (x["v"] * d["v"]).sum(-1)        # T
+        dbeta = dot(x["k"], d["e"]) + dot(x["v"], d["v"])                    # T
         return dict(back(d, x), k=d["k"] + b * d["e"], v=b * d["v"], beta=dbeta)
 
     return matrix, matrix_vjp

@@ -19,7 +19,7 @@ function here does the short form of the same.
 import numpy
 
 from . import decay as scalar
-from .arrays import array_module
+from .arrays import array_module, dot
 from .halves import earlier, fill, filled, later, sizes
 
 
@@ -67,7 +67,7 @@ def scores(q, k, D):
         return q @ k.mT * D
     xp, T, N = array_module(q), q.shape[-2], 1 << len(D)
     q, k = fill(q, N, 0), fill(k, N, 0)
-    P = (q * k).sum(-1)[..., None, None]                                     # N 1 1   blocks of one token
+    P = dot(q, k)[..., None, None]                                           # N 1 1   blocks of one token
     for z, a in D:
         h, blocks = a.shape[-2], P
         X = (later(q, h) * a) @ (earlier(k, h) * z).mT                       # (N/2h) h h     later rows, earlier columns

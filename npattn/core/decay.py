@@ -3,7 +3,7 @@
 Products of factors, never differences of cumulative sums: exact for e^g = 0 and for fractions, and nothing overflows.
 Per-channel gates: see channel_decay.
 """
-from .arrays import array_module
+from .arrays import array_module, dot
 from .halves import earlier, fill, filled, later, sizes, squares
 
 
@@ -59,7 +59,8 @@ def crossing(W, first, last, through):
     Sums of the paths themselves, not differences of larger sums: exactly 0 at a reset, where every crossing path carries a factor 0.
     """
     xp, T = array_module(W), W.shape[-1]
-    one = xp.ones((T, T), W.dtype)
-    ahead = xp.triu(one) @ W                                                 # T T   [t, j]: sum over i >= t
-    ends = first[..., None, :] @ xp.tril(one) + last[..., None, :] @ xp.triu(one, 1)               # 1 T
-    return xp.tril(ahead, -1).sum(-1) + ends[..., 0, :] + through
+    ones = xp.ones((T, T), W.dtype)
+    below = xp.tril(ones, -1)                                                # T T
+    ahead = xp.triu(ones) @ W                                                # T T   [t, j]: sum over i >= t
+    ends = first[..., None, :] @ xp.tril(ones) + last[..., None, :] @ below.mT                     # 1 T
+    return dot(ahead, below) + ends[..., 0, :] + through

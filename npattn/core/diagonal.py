@@ -12,6 +12,7 @@ start_vjp sums them.  Nothing is checked here: `start` did it.
 
 Decays: D token to token, by halves, for `scores` (channel_decay); a first state to token, z token to last state, A first state to last.
 """
+from .arrays import dot
 from .channel_decay import crossing, products, scores, scores_vjp
 
 
@@ -31,5 +32,5 @@ def matrix_vjp(do, q, k, v, *, f, state, dfinal_state):
     return dict(q=dq + read,
                 k=dk + write,
                 v=P.mT @ do + (z * k) @ dfinal_state,
-                g=crossing(dg_qk, q * read, k * write, (A * state * dfinal_state).sum(-1)),
+                g=crossing(dg_qk, q * read, k * write, dot(A * state, dfinal_state)),
                 state=(a * q).mT @ do + A * dfinal_state)

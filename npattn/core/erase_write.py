@@ -18,7 +18,7 @@ start_vjp sums them.  Nothing is checked here: `start` did it.
 
 Decays: D token to token, by halves, for `scores` (channel_decay); a first state to token, z token to last state, A first state to last.
 """
-from .arrays import array_module
+from .arrays import array_module, dot
 from .channel_decay import crossing, products, scores, scores_vjp
 from .triangular import inverse
 
@@ -48,5 +48,5 @@ def matrix_vjp(do, q, k, v, *, e, f, state, dfinal_state):
                 k=dk + dk_e + write,
                 v=du,
                 e=de - predict,
-                g=crossing(dg_qk + dg_ek, q * read - e * predict, k * write, (A * state * dfinal_state).sum(-1)),
+                g=crossing(dg_qk + dg_ek, q * read - e * predict, k * write, dot(A * state, dfinal_state)),
                 state=(a * q).mT @ do - (a * e).mT @ du + A * dfinal_state)

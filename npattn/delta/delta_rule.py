@@ -14,7 +14,7 @@ TypeError for what is missing or of a wrong type, ValueError for what does not f
 """
 from ..core import blocks
 from ..core.arguments import start, start_vjp
-from ..core.arrays import outer
+from ..core.arrays import dot, outer
 from ..core.triangular import inverse
 
 AXES = dict(q="T K", k="T K", v="T V", beta="T", state="K V")
@@ -94,7 +94,7 @@ def matrix_vjp(do, q, k, v, *, beta, scale=None, state=None, dfinal_state=None):
     return back(q=dqk @ k + read,
                 k=dqk.mT @ q + (dkk + dkk.mT) @ k - predict + write,
                 v=de,
-                beta=(dd * y).sum(-1) + (dL * M).sum(-1),
+                beta=dot(dd, y) + dot(dL, M),
                 state=q.mT @ do - kT @ de + dS)
 
 

@@ -16,7 +16,7 @@ TypeError for what is missing or of a wrong type, ValueError for what does not f
 """
 from ..core import blocks
 from ..core.arguments import start, start_vjp
-from ..core.arrays import array_module, outer
+from ..core.arrays import array_module, dot, outer
 from ..core.decay import crossing, decay
 from ..core.triangular import inverse
 
@@ -106,14 +106,14 @@ def matrix_vjp(do, q, k, v, *, g, beta, scale=None, state=None, dfinal_state=Non
     do0, de0 = a * do, p * de                                                # T V, T V   as they come to the first state
     read, predict, write = do0 @ S.mT, de0 @ S.mT, z * (d @ dS.mT)           # T K each   through the first state, and the last
     dg = crossing(dP * P + shift_vjp(dM * M),                                # token to token
-                  (q * read - shift_vjp(k * predict)).sum(-1),               # first state to token: sum of do a (q S), which is q . read
-                  (k * write).sum(-1),                                       # token to last state
+                  dot(q, read) - shift_vjp(k * predict).sum(-1),             # first state to token: sum of do a (q S), which is q . read
+                  dot(k, write),                                             # token to last state
                   (A * S * dS).sum((-1, -2), keepdims=True)[..., 0])         # first state to last state
     return back(q=dqk @ k + read,
                 k=dqk.mT @ q + (dkk + dkk.mT) @ k - predict + write,
                 v=de,
                 g=dg,
-                beta=(dd * y).sum(-1) + (dL * M).sum(-1),
+                beta=dot(dd, y) + dot(dL, M),
                 state=q.mT @ do0 - kT @ de0 + A * dS)
 
 

@@ -14,7 +14,7 @@ TypeError for what is missing or of a wrong type, ValueError for what does not f
 """
 from ..core import blocks
 from ..core.arguments import start, start_vjp
-from ..core.arrays import outer
+from ..core.arrays import dot, outer
 from ..core.channel_decay import crossing, decay, scores, scores_vjp
 from ..core.triangular import inverse
 
@@ -76,7 +76,7 @@ def loop_vjp(do, q, k, v, *, g, beta, scale=None, state=None, dfinal_state=None)
         dF = dS - outer(kt, de)                                              # K V
         dk[..., t, :] = (bt * e @ dS.mT - de @ F.mT)[..., 0, :]
         dv[..., t, :] = de[..., 0, :]
-        dg[..., t, :] = (dF * F).sum(-1)
+        dg[..., t, :] = dot(dF, F)
         dbeta[..., t] = (e * dd).sum((-1, -2))
         dS = a[..., t, :, :] * dF                                            # K V
     return back(q=dq, k=dk, v=dv, g=dg, beta=dbeta, state=dS)
@@ -101,12 +101,12 @@ def matrix_vjp(do, q, k, v, *, g, beta, scale=None, state=None, dfinal_state=Non
     dg = crossing(dg_qk + dg_kk,                                             # token to token
                   q * read - k * predict,                                    # first state to token
                   k * write,                                                 # token to last state
-                  (A * S * dS).sum(-1))                                      # first state to last state
+                  dot(A * S, dS))                                            # first state to last state
     return back(q=dq + read,
                 k=dk + dk_i + dk_j - predict + write,
                 v=de,
                 g=dg,
-                beta=(dd * y).sum(-1) + (dL * M).sum(-1),
+                beta=dot(dd, y) + dot(dL, M),
                 state=(a * q).mT @ do - (a * k).mT @ de + A * dS)
 
 

@@ -11,7 +11,7 @@ TypeError for what is missing or of a wrong type, ValueError for what does not f
 """
 from ..core import blocks
 from ..core.arguments import start, start_vjp
-from ..core.arrays import outer
+from ..core.arrays import dot, outer
 from ..core.channel_decay import crossing, decay, scores, scores_vjp
 
 AXES = dict(q="T K", k="T K", v="T V", g="T K", state="K V")
@@ -58,7 +58,7 @@ def loop_vjp(do, q, k, v, *, g, scale=None, state=None, dfinal_state=None):
         dS = dS + outer(q[..., t, None, :], do[..., t, None, :])             # K V
         dk[..., t, :] = (v[..., t, None, :] @ dS.mT)[..., 0, :]
         dv[..., t, :] = (k[..., t, None, :] @ dS)[..., 0, :]
-        dg[..., t, :] = (dS * kept.pop()).sum(-1)
+        dg[..., t, :] = dot(dS, kept.pop())
         dS = a[..., t, :, :] * dS                                            # K V
     return back(q=dq, k=dk, v=dv, g=dg, state=dS)
 
@@ -73,7 +73,7 @@ def matrix_vjp(do, q, k, v, *, g, scale=None, state=None, dfinal_state=None):
     dg = crossing(dg_qk,                                                     # token to token
                   q * read,                                                  # first state to token
                   k * write,                                                 # token to last state
-                  (A * S * dS).sum(-1))                                      # first state to last state
+                  dot(A * S, dS))                                            # first state to last state
     return back(q=dq + read,
                 k=dk + write,
                 v=P.mT @ do + (z * k) @ dS,

@@ -13,7 +13,7 @@ TypeError for what is missing or of a wrong type, ValueError for what does not f
 """
 from ..core import blocks
 from ..core.arguments import start, start_vjp
-from ..core.arrays import outer
+from ..core.arrays import dot, outer
 from ..core.decay import crossing, decay
 
 AXES = dict(q="T K", k="T K", v="T V", g="T", state="K V")
@@ -74,8 +74,8 @@ def matrix_vjp(do, q, k, v, *, g, scale=None, state=None, dfinal_state=None):
     dqk = dP * D                                                             # T T   adjoint of q k^T
     read, write = (a * do) @ S.mT, z * (v @ dS.mT)                           # T K, T K   through the first and the last state
     dg = crossing(dP * P,                                                    # token to token
-                  (q * read).sum(-1),                                        # first state to token: sum of do a (q S), which is q . read
-                  (k * write).sum(-1),                                       # token to last state
+                  dot(q, read),                                              # first state to token: sum of do a (q S), which is q . read
+                  dot(k, write),                                             # token to last state
                   (A * S * dS).sum((-1, -2), keepdims=True)[..., 0])         # first state to last state
     return back(q=dqk @ k + read,
                 k=dqk.mT @ q + write,
